@@ -219,7 +219,7 @@ def judge(check, result):
 def tell(loop, allocator, result):
     """Progress: one line per run."""
     if "tokens_per_second" in result:
-        held = f", peak held {result['held_mib']:8.0f} MiB" if "held_mib" in result else ""
+        held = f", peak held {result['held_mib']:8.0f} MiB" if result.get("held_mib") else ""
         words = f"{result['tokens_per_second']:10.0f} tokens/s{held}, loss {result['losses'][-1]}"
     elif "losses" in result:
         held = f"{result['held_mib']:8.0f}" if result["held_mib"] else " unknown"

@@ -121,12 +121,12 @@ fn cases() -> Vec<Case> {
         for (how, settings) in settings {
             cases.push(Case {
                 name: format!("{kind}, {how}"),
-                // Nearly as wide as the published ones, and as many tokens as 512 pixels have there.
+                // Nearly as wide as the published ones, and as many tokens as 1024 pixels have there.
                 model: Model {
                     sizes: [("layers", 10), ("heads", 20), ("holes", 1)]
                         .map(|(name, number)| (name, number.to_string()))
                         .into(),
-                    ..model(kind, step, (0, 0), 256)
+                    ..model(kind, step, (0, 0), 512)
                 },
                 unified: false,
                 gib: 8,
