@@ -40,6 +40,11 @@ pub fn needs_old_upstream(gfx: Gfx) -> bool {
     gfx == Gfx::new(9, 0, 6) || gfx == Gfx::new(9, 0, 0)
 }
 
+/// An APU whose instructions are those of gfx900 (LLVM's `gfx9-generic`, and the same mixed-precision ones), so that its code runs there.
+pub(crate) fn is_like_gfx900(gfx: Gfx) -> bool {
+    [(9, 0, 2), (9, 0, 9), (9, 0, 12)].contains(&(gfx.major, gfx.minor, gfx.stepping))
+}
+
 /// The same on a system: PyTorch's own index has wheels with ROCm for Linux only.
 #[must_use]
 pub fn install_on(system: System, gfx: Gfx) -> Vec<String> {

@@ -334,7 +334,7 @@ const ARCHITECTURES: &[Architecture] = {
             "Ryzen 4000/5000 APU (Vega)",
             Apu,
             false,
-            Unsafe("9.0.0 is reported to hang"),
+            Unsafe("9.0.0 runs on many of these machines, and hangs on some"),
         ),
         row((9, 4, 2), "Instinct MI300", Either, true, Never),
         row((9, 5, 0), "Instinct MI350", Discrete, true, Never),

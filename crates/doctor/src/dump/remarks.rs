@@ -74,6 +74,8 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     .iter()
     .any(|index| lower.contains(index));
     posted.has_failed = failure::is_printed(text);
+    // LM Studio numbers its ROCm runtimes itself: 1.104, 2.13.
+    let has_runtimes = lower.contains("lm studio") || lower.contains("lmstudio");
     posted.rocm = text
         .lines()
         .filter_map(|line| {
@@ -81,7 +83,11 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
             // `PyTorch ROCm 2.9.1+rocm7.2` is a version of torch, and so is `PyTorch ROCm 2.9.1`; `PyTorch ROCm 6.4` is none.
             let is_torch = line[version.end()..].starts_with('+')
                 || version.as_str() < "3" && OF_TORCH.is_match(&line[..version.start()]);
-            (!is_torch).then(|| version.as_str().to_owned())
+            let is_runtime = has_runtimes
+                && ["1.", "2."]
+                    .iter()
+                    .any(|major| version.as_str().starts_with(major));
+            (!is_torch && !is_runtime).then(|| version.as_str().to_owned())
         })
         .next();
     posted.rocm_versions = installed_versions(text);

@@ -61,15 +61,28 @@ impl Context {
 
     /// Whether the text is about a card with memory of its own, and no APU.
     pub(super) fn is_card(&self) -> bool {
-        let known = || self.gpus.iter().chain(&self.products);
-        let sold_as = |gpu: &Fact<Gfx>, form| {
+        let (cards, apus) = self.cards_and_apus();
+        self.names_nvidia || cards && !apus
+    }
+
+    /// Whether the text is about an APU, and no card.
+    pub(super) fn is_apu(&self) -> bool {
+        let (cards, apus) = self.cards_and_apus();
+        apus && !cards && !self.names_nvidia
+    }
+
+    /// Whether the text names cards, and whether it names other GPUs.
+    fn cards_and_apus(&self) -> (bool, bool) {
+        let is_discrete = |gpu: &Fact<Gfx>| {
             gpu.value
                 .architecture()
-                .is_some_and(|known| known.sold_as == form)
+                .is_some_and(|known| known.sold_as == FormFactor::Discrete)
         };
-        let names_card = known().any(|gpu| sold_as(gpu, FormFactor::Discrete));
-        let names_apu = known().any(|gpu| !sold_as(gpu, FormFactor::Discrete));
-        self.names_nvidia || names_card && !names_apu
+        let known = || self.gpus.iter().chain(&self.products);
+        (
+            known().any(is_discrete),
+            known().any(|gpu| !is_discrete(gpu)),
+        )
     }
 
     /// Takes what one more line says.

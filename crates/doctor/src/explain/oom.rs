@@ -97,6 +97,11 @@ impl Messages {
     ) -> Vec<Match> {
         self.close();
         let mut found: Vec<Match> = Vec::new();
+        // Words about the message (a title) say less than the message.
+        let without_numbers = OomNumbers::default();
+        if self.kept.iter().any(|kept| kept.numbers.capacity.is_some()) {
+            self.kept.retain(|kept| kept.numbers != without_numbers);
+        }
         for kept in self.kept {
             let judgement = judge(&kept.numbers, context, hints);
             if let Some(known) = found.iter_mut().find(|known| known.id == judgement.id) {
@@ -151,8 +156,13 @@ fn judged(id: &'static str, values: &[(&'static str, Bytes)]) -> Judgement {
 fn judge(numbers: &OomNumbers, context: &Context, hints: Hints) -> Judgement {
     let judgement = above_what_is_allowed(numbers)
         .or_else(|| carve_out_only(numbers))
-        // More free than there is: the two numbers are of two pools of an APU.
-        .or_else(|| half_of_the_ram(numbers, context, hints).filter(|_| numbers.free_is_nonsense))
+        // More free than there is: the two numbers are of two pools of an APU. And what is more than
+        // this share of an APU's memory may be less than all of it.
+        .or_else(|| {
+            let is_larger = numbers.requested > numbers.capacity;
+            half_of_the_ram(numbers, context, hints)
+                .filter(|_| numbers.free_is_nonsense || is_larger && context.is_apu())
+        })
         .or_else(|| larger_than_the_device(numbers))
         .or_else(|| fragmented(numbers))
         .or_else(|| capacity_not_honoured(numbers, context))
@@ -321,6 +331,20 @@ mod tests {
         assert_eq!(id(&text, Some(Bytes::gib(125))), "oom-ttm-limit");
         // The same capacity on a machine with four times the RAM is something else.
         assert_eq!(id(&text, Some(Bytes::gib(250))), "out-of-memory");
+    }
+
+    #[test]
+    fn one_tensor_above_half_of_the_ram_is_the_limit_of_an_apu_only() {
+        let text = message("15.24 GiB", "15.09 GiB", "0 bytes", "0 bytes")
+            .replace("allocate 2.00 GiB", "allocate 16.00 GiB");
+        assert_eq!(
+            id(&format!("{text}\nDevice 0: gfx1151"), None),
+            "oom-ttm-limit"
+        );
+        assert_eq!(
+            id(&format!("{text}\nDevice 0: gfx1201"), None),
+            "oom-request-too-large"
+        );
     }
 
     #[test]

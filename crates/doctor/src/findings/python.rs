@@ -110,7 +110,10 @@ fn without_wheel(machine: &Machine, gpu: &Gpu, found: &mut Found) {
     } else if gfx.architecture().is_none() || wheels::is_in_newest_upstream(gfx) {
         // Nothing special.
     } else if wheels::install(gfx).is_empty() {
-        add(&said::ARCHITECTURE_WITHOUT_WHEEL, "");
+        match wheels::is_like_gfx900(gfx) {
+            true => add(&said::ARCHITECTURE_WITHOUT_WHEEL_LIKE_GFX900, ""),
+            false => add(&said::ARCHITECTURE_WITHOUT_WHEEL, ""),
+        }
         // A program that goes another way runs nevertheless.
         if let Some(finding) = found.all.last_mut()
             && machine.posted.instead_of_rocm.is_some()

@@ -38,6 +38,12 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "My 7900 XTX crashes in training with rocm 5.4.1\n",
             "My 7900 XTX crashes in training with rocm 6.2.1 and tensorflow-rocm v2.11.0\n",
         ),
+        // LM Studio's runtimes have numbers of their own.
+        case(
+            "rocm-older-than-gpu",
+            "LM Studio crashes on my RX 9070 XT. ROCm 5.7\n",
+            "LM Studio crashes on my RX 9070 XT. Runtime: ROCm 2.13\n",
+        ),
         case(
             "rocm-of-years-ago",
             "My RX 6800 gives NaN in training with ROCm5.4.2\n",
@@ -179,6 +185,11 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "architecture-without-wheel",
             "Agent 2\n  Name: gfx902\n  Device Type: GPU\n",
             "Agent 2\n  Name: gfx1031\n  Device Type: GPU\n",
+        ),
+        case(
+            "architecture-without-wheel",
+            "Agent 2\n  Name: gfx1013\n  Device Type: GPU\n",
+            "Agent 2\n  Name: gfx1036\n  Device Type: GPU\n",
         ),
         case(
             "memory-implausible",
