@@ -16,7 +16,7 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, RopeScalingType, get_tensor_name_map
 from safetensors.torch import load_file, save_file
 from transformers import (
-    Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma4Config, Gemma4ForCausalLM,
+    Gemma2Config, Gemma2ForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, Gemma4Config, Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration, Gemma4TextConfig, GptOssConfig, GptOssForCausalLM,
     GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Ministral3Config, Ministral3ForCausalLM, Mistral3Config,
     Mistral3ForConditionalGeneration, MistralConfig, MistralForCausalLM, Mxfp4Config, Olmo2Config, Olmo2ForCausalLM, Olmo3Config,
@@ -210,6 +210,10 @@ MODELS = {
             head_dim=4, patch_size=4, position_embedding_size=16, pooling_kernel_size=1),
         audio_config=None, image_token_id=44, video_token_id=45, boi_token_id=46, eoi_token_id=47, audio_token_id=44,
         boa_token_id=46, eoa_token_index=47)),
+    # Many scores and logits are beyond the caps.
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(
+        **SHAPE, head_dim=8, query_pre_attn_scalar=8, sliding_window=7, attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0, rope_parameters=dict(rope_type="default", rope_theta=100.0))),
 }
 
 
@@ -228,7 +232,7 @@ def randomise(model):
                 parameter.uniform_(0.5, 1.5)
             elif "norm" in name:
                 # Those of Gemma and most of Qwen3.5 are added to one.
-                added = model.config.model_type.startswith(("gemma3", "qwen3_5")) and "linear_attn" not in name
+                added = model.config.model_type.startswith(("gemma2", "gemma3", "qwen3_5")) and "linear_attn" not in name
                 one = 0.0 if added else 1.0
                 parameter.uniform_(one - 0.5, one + 0.5)
                 # Scores of Gemma 4 are divided by nothing, and what comes from layers is as large as what they get: rounding would
@@ -248,7 +252,7 @@ def permute(rows, heads):
 def write_gguf(path, model, packed):
     """`packed` has the experts that are in MXFP4."""
     config = model.config
-    gemma = isinstance(model, Gemma3ForCausalLM)
+    gemma = isinstance(model, (Gemma2ForCausalLM, Gemma3ForCausalLM))
     delta = isinstance(model, (Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM))
     kind = config.model_type.removesuffix("_text").replace("_", "")
     kind = kind.replace("gptoss", "gpt-oss")
@@ -275,6 +279,10 @@ def write_gguf(path, model, packed):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
         writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if kind == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
@@ -536,7 +544,7 @@ def main():
                 expected["short_logits"] = model(tokens[:, :within]).logits.contiguous()
         if getattr(config, "output_router_logits", False) or name in ("gemma4", "gemma4-moe"):
             expected |= balance(model, tokens)
-        if name.startswith("gemma4") or name in ("gemma3", "qwen3-moe", "qwen3.5", "gpt-oss", "qwen3.5-moe"):
+        if name.startswith("gemma4") or name in ("gemma2", "gemma3", "qwen3-moe", "qwen3.5", "gpt-oss", "qwen3.5-moe"):
             # What it writes behind the beginning of the first text, beyond the window.
             model.generation_config.eos_token_id = None
             expected["greedy"] = model.generate(tokens[:1, :5], max_new_tokens=30, do_sample=False)
@@ -545,7 +553,7 @@ def main():
         save_file(expected, folder / "expected.safetensors")
         (folder / "generation_config.json").unlink(missing_ok=True)
         if name in (
-            "llama-grouped", "gemma3", "gemma4", "gemma4-moe", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5",
+            "llama-grouped", "gemma2", "gemma3", "gemma4", "gemma4-moe", "granite", "smollm3", "olmo2", "phi3", "qwen3-moe", "qwen3.5",
             "gpt-oss", "qwen3.5-moe"):
             write_gguf(GOLDEN / f"{name}.gguf", model, packed)
 

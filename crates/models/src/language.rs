@@ -14,6 +14,7 @@ mod config;
 mod decoder;
 mod delta;
 mod feed_forward;
+mod gemma2;
 mod gemma3;
 mod gemma4;
 mod gpt_oss;
@@ -57,7 +58,7 @@ use crate::Error;
 use crate::json::Object;
 
 /// The families that are supported.
-pub static REGISTRY: [&Family; 16] = [
+pub static REGISTRY: [&Family; 17] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &ministral3::FAMILY,
@@ -67,6 +68,7 @@ pub static REGISTRY: [&Family; 16] = [
     &qwen3_5::FAMILY,
     &qwen3_5_moe::FAMILY,
     &gpt_oss::FAMILY,
+    &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
     &granite::FAMILY,
@@ -117,6 +119,8 @@ struct PartOf {
 pub(crate) struct Gguf {
     /// `general.architecture`, and the prefix of its keys.
     pub(crate) architecture: &'static str,
+    /// The key that its files have, and those of another family with the same architecture have not.
+    marked_by: Option<&'static str>,
     /// The norms of a block beside its [`GGUF_PARTS`], and parts that it has instead of those.
     parts: &'static [(&'static str, &'static str)],
     /// Tensors of a block by their whole names.
@@ -157,6 +161,7 @@ impl Gguf {
     const fn plain(architecture: &'static str) -> Self {
         Self {
             architecture,
+            marked_by: None,
             parts: GGUF_PRE_NORMS,
             whole: &[],
             outside: &[],
@@ -164,7 +169,7 @@ impl Gguf {
             norms_plus_one: false,
             partial: false,
             biases: false,
-            yarn: None,
+            yarn: Some(true),
             keys: &[],
             arrays: &[],
             refused: &[],
@@ -305,9 +310,14 @@ impl Family {
         REGISTRY.into_iter().filter_map(stored)
     }
 
-    /// The family that is stored in GGUF files as `architecture`.
-    pub(crate) fn of_gguf(architecture: &str) -> Option<(&'static Self, &'static Gguf)> {
-        Self::in_gguf().find(|(_, gguf)| gguf.architecture == architecture)
+    /// The family that is stored in GGUF files as `architecture`, if they have the keys of which `has` tells.
+    pub(crate) fn of_gguf(
+        architecture: &str,
+        has: impl Fn(&str) -> bool,
+    ) -> Option<(&'static Self, &'static Gguf)> {
+        let same = || Self::in_gguf().filter(|(_, gguf)| gguf.architecture == architecture);
+        let marked = same().find(|(_, gguf)| gguf.marked_by.is_some_and(&has));
+        marked.or_else(|| same().find(|(_, gguf)| gguf.marked_by.is_none()))
     }
 }
 

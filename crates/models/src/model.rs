@@ -15,14 +15,16 @@ pub mod layers;
 mod load;
 pub(crate) mod rope;
 mod sinks;
+mod soft_cap;
 mod weights;
 
-pub(crate) use attention_kernel::causal_attention;
 pub use attention_kernel::{PackedTexts, Sight};
+pub(crate) use attention_kernel::{Scoring, Special, causal_attention};
 pub use attention_path::{AttentionPath, Heads, attention_path};
 pub use blocks::{BlockList, Blocks, Layer, Pass, Streaming};
 pub use builder::{Base, Builder};
 pub use load::Load;
 pub use rope::{LongRope, QueryGrowth, RopeScaling, RopeSettings, Yarn};
 pub(crate) use sinks::Sinks;
+pub(crate) use soft_cap::capped_attention;
 pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

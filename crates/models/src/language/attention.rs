@@ -7,7 +7,10 @@ use super::{DecoderConfig, QkNorm};
 use crate::Error;
 use crate::fused::{self, TurnedHeads};
 use crate::model::layers::{Linear, Positions, seen};
-use crate::model::{self, AttentionPath, Builder, Heads, Initial, Sinks, causal_attention};
+use crate::model::{
+    self, AttentionPath, Builder, Heads, Initial, Scoring, Sinks, Special, capped_attention,
+    causal_attention,
+};
 use crate::tensor::{BaseMap, map_frozen};
 
 /// How the attention of a model's blocks runs on a device, in the type `kind`, over rows of `length` tokens, which are several
@@ -32,6 +35,7 @@ pub fn attention_path(
             keys,
             width,
             has_sinks: config.sinks,
+            is_capped: config.score_cap.is_some(),
         };
         model::attention_path(heads, length, packed, window)
     };
@@ -62,6 +66,8 @@ pub(super) struct Attention {
     is_rotated: bool,
     /// What scores are multiplied by, if not by one over the root of the width.
     scale: Option<f64>,
+    /// What scores are between.
+    cap: Option<f64>,
     /// Whether each query head has a gate beside it.
     gated: bool,
     /// `[heads]`: scores of nothing, which take a part of the attention.
@@ -146,6 +152,7 @@ impl Attention {
             value_norm: config.value_norm.then_some(config.rms_norm_eps),
             is_rotated: config.is_rotated(index),
             scale: config.score_scale,
+            cap: config.score_cap,
             gated: config.gated,
             sinks: match config.sinks {
                 true => Some(builder.exact(&format!("{name}.sinks"), &[heads], initial, true)?),
@@ -285,10 +292,15 @@ impl Attention {
         let [mut key, mut value] = used.each_ref().map(Tensor::shallow_clone);
         let sinks = self.sinks.as_ref();
         let sinks = sinks.map(|sinks| Sinks::new(sinks, self.scale, self.width));
+        let special = match &sinks {
+            Some(sinks) => Some(Special::Sinks(sinks)),
+            None => self.cap.map(Special::Cap),
+        };
         let mixed = match start == 0 && length > 1 {
             true => {
                 let inputs = [&query, &key, &value];
-                causal_attention(inputs, &positions.sight, self.scale, sinks.as_ref())?
+                let scale = self.scale;
+                causal_attention(inputs, &positions.sight, Scoring { scale, special })?
             }
             false => {
                 // A single new token attends to everything in its window; several need a mask.
@@ -305,8 +317,13 @@ impl Attention {
                     key = key.f_narrow(2, start + 1 - window, window)?;
                     value = value.f_narrow(2, start + 1 - window, window)?;
                 }
-                match sinks {
-                    Some(sinks) => sinks.attention(&query, &key, &value, mask.as_ref())?,
+                match special {
+                    Some(Special::Sinks(sinks)) => {
+                        sinks.attention(&query, &key, &value, mask.as_ref())?
+                    }
+                    Some(Special::Cap(cap)) => {
+                        capped_attention([&query, &key, &value], mask.as_ref(), self.scale, cap)?
+                    }
                     None => Tensor::f_scaled_dot_product_attention(
                         &query,
                         &key,

@@ -130,6 +130,8 @@ pub struct DecoderConfig {
     pub per_layer: Option<PerLayerInputs>,
     /// Whether what leaves a block is multiplied by a number that is stored with it.
     pub layer_scalar: bool,
+    /// What scores are between, as logits are.
+    pub score_cap: Option<f64>,
     /// What logits are between: the number times the tanh of their share of it.
     pub logits_cap: Option<f64>,
     /// Whether each query head has a learned score that takes a part of the attention to nothing.
@@ -457,6 +459,7 @@ pub(super) fn read(
         sharing: None,
         per_layer: None,
         layer_scalar: false,
+        score_cap: None,
         logits_cap: None,
         sinks: false,
         rotated: Vec::new(),

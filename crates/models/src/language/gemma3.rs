@@ -32,18 +32,17 @@ pub(super) static FAMILY: Family = Family {
     write,
     norms: NORMS,
     gguf: Some(Gguf {
-        parts: &[
-            ("attn_norm", "input_layernorm"),
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("ffn_norm", "pre_feedforward_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
+        parts: GGUF_NORMS,
         norms_plus_one: true,
         keys: &[
             ("attention.sliding_window", "sliding_window"),
             ("rope.freq_base_swa", "rope_local_base_freq"),
         ],
-        derive: scale_of_scores,
+        derive: |keys| {
+            scale_of_scores(keys, 62);
+            Ok(())
+        },
+        yarn: None,
         ..Gguf::plain("gemma3")
     }),
     tokenizer_class: TokenizerClass::OfFile,
@@ -55,6 +54,14 @@ pub(super) const NORMS: [Option<&str>; 4] = [
     Some("post_attention_layernorm"),
     Some("pre_feedforward_layernorm"),
     Some("post_feedforward_layernorm"),
+];
+
+/// [`NORMS`] as llama.cpp and transformers name them.
+pub(super) const GGUF_NORMS: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
 /// The models for text and images.
@@ -104,15 +111,14 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     ..Defaults::NONE
 };
 
-/// llama.cpp has no key for `query_pre_attn_scalar`: it knows the largest model, which differs, by its blocks.
-fn scale_of_scores(keys: &mut Map<String, Value>) -> Result<(), String> {
+/// llama.cpp has no key for `query_pre_attn_scalar`: it knows the largest model, which differs, by the number of its blocks.
+pub(super) fn scale_of_scores(keys: &mut Map<String, Value>, largest: i64) {
     let integer = |key: &str| keys.get(key).and_then(Value::as_i64).unwrap_or(1);
-    let scalar = match integer("num_hidden_layers") {
-        62 => integer("hidden_size") / integer("num_attention_heads"),
-        _ => integer("head_dim"),
+    let scalar = match integer("num_hidden_layers") == largest {
+        true => integer("hidden_size") / integer("num_attention_heads"),
+        false => integer("head_dim"),
     };
     keys.insert("query_pre_attn_scalar".into(), scalar.into());
-    Ok(())
 }
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
@@ -120,10 +126,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
         object,
         &["attn_logit_softcapping", "final_logit_softcapping"],
     )?;
-    if object.flag("use_bidirectional_attention", false)? {
-        let reason = "is true; only causal models are supported";
-        return Err(object.error("use_bidirectional_attention", reason));
-    }
+    refuse_later_tokens(object)?;
     let config = config::read(&FAMILY, object, &DEFAULTS)?;
     let bias = object.flag("attention_bias", false)?;
     let pattern = object.integer("sliding_window_pattern", Some(6), 1..=1 << 20)?;
@@ -136,11 +139,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
             pattern,
             [&WHOLE, &LOCAL],
         )?),
-        score_scale: Some(
-            object
-                .positive("query_pre_attn_scalar", Some(256.0))?
-                .powf(-0.5),
-        ),
+        score_scale: Some(score_scale(object)?),
         embedding_scale: EmbeddingScale::RootOfWidth,
         activation: Activation::GeluTanh,
         qkv_bias: bias,
@@ -151,13 +150,7 @@ fn read(object: &Object) -> Result<DecoderConfig, Error> {
 
 /// Refuses what no published model has: another activation, and soft caps by their keys.
 pub(super) fn refuse_variants(object: &Object, caps: &[&str]) -> Result<(), Error> {
-    const ACTIVATION: &str = "gelu_pytorch_tanh";
-    if let Some(other) = object.text("hidden_activation")?
-        && other != ACTIVATION
-    {
-        let reason = format!("is {other:?}; only {ACTIVATION:?} is supported");
-        return Err(object.error("hidden_activation", reason));
-    }
+    require_tanh(object, "hidden_activation")?;
     for key in caps {
         if object.get(key).is_some() {
             return Err(object.error(key, "is set; soft caps are not supported"));
@@ -166,13 +159,47 @@ pub(super) fn refuse_variants(object: &Object, caps: &[&str]) -> Result<(), Erro
     Ok(())
 }
 
-fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+/// Refuses another activation than the approximation of GELU by tanh.
+pub(super) fn require_tanh(object: &Object, key: &str) -> Result<(), Error> {
+    const ACTIVATION: &str = "gelu_pytorch_tanh";
+    match object.text(key)? {
+        Some(other) if other != ACTIVATION => {
+            let reason = format!("is {other:?}; only {ACTIVATION:?} is supported");
+            Err(object.error(key, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What scores are multiplied by.
+pub(super) fn score_scale(object: &Object) -> Result<f64, Error> {
+    let scalar = object.positive("query_pre_attn_scalar", Some(256.0))?;
+    Ok(scalar.powf(-0.5))
+}
+
+/// Refuses models that attend to later tokens.
+pub(super) fn refuse_later_tokens(object: &Object) -> Result<(), Error> {
+    match object.flag("use_bidirectional_attention", false)? {
+        true => {
+            let reason = "is true; only causal models are supported";
+            Err(object.error("use_bidirectional_attention", reason))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Adds what Gemma 2 has, too.
+pub(super) fn write_shared(config: &DecoderConfig, keys: &mut Map<String, Value>) {
     let scalar = config.score_scale.map_or(256.0, |scale| scale.powi(-2));
     // It has at most a few digits, of which the root kept all but the last.
     let scalar = (scalar * 1e6).round() / 1e6;
     keys.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
     keys.insert("attention_bias".into(), config.output_bias.into());
     keys.insert("query_pre_attn_scalar".into(), json::number(scalar));
+}
+
+fn write(config: &DecoderConfig, keys: &mut Map<String, Value>) {
+    write_shared(config, keys);
     let Some(local) = &config.local else { return };
     keys.insert("rope_local_base_freq".into(), local.rope.theta.into());
     local.write(keys);

@@ -104,6 +104,7 @@ pub(super) static FAMILY: Family = Family {
         ],
         derive: from_gguf,
         more: to_gguf,
+        yarn: None,
         ..Gguf::plain("gemma4")
     }),
     tokenizer_class: TokenizerClass::OfFile,

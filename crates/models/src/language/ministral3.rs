@@ -4,9 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::config::{self, Defaults};
 use super::mistral::MULTIMODAL;
-use super::{DecoderConfig, Family, LocalLayers, PRE_NORMS, TokenizerClass};
+use super::{DecoderConfig, Family, Gguf, LocalLayers, PRE_NORMS, TokenizerClass};
 use crate::Error;
 use crate::json::Object;
+use crate::model::RopeScaling;
 use crate::model::rope::Place;
 
 pub(super) static FAMILY: Family = Family {
@@ -17,9 +18,49 @@ pub(super) static FAMILY: Family = Family {
     read,
     write,
     norms: PRE_NORMS,
-    gguf: None,
+    gguf: Some(Gguf {
+        interleaved: true,
+        keys: &[
+            ("attention.temperature_scale", BETA),
+            ("rope.scaling.yarn_log_multiplier", SHARPER),
+        ],
+        derive: from_gguf,
+        more: |config, keys| {
+            let growth = config.rope.query_growth.as_ref();
+            keys.insert(BETA.into(), growth.map(|growth| growth.rate).into());
+            // By what YaRN sharpens attention is divided by as much.
+            if let RopeScaling::Yarn(yarn) = &config.rope.scaling
+                && yarn.attention_factor == 1.0
+            {
+                keys.insert(SHARPER.into(), json!(1.0));
+            }
+        },
+        ..Gguf::plain("mistral3")
+    }),
     tokenizer_class: TokenizerClass::OfFile,
 };
+
+/// How fast queries grow, and the part of YaRN's factor of attention that is divided by.
+const BETA: &str = "llama_4_scaling_beta";
+const SHARPER: &str = "mscale_all_dim";
+
+/// Puts what llama.cpp has beside the scaling of rotations into it.
+fn from_gguf(keys: &mut Map<String, Value>) -> Result<(), String> {
+    let mut scaling = keys.remove("rope_scaling").unwrap_or_default();
+    if scaling.is_null() {
+        scaling = json!({"rope_type": "default"});
+    }
+    for key in [BETA, SHARPER] {
+        if let Some(number) = keys.remove(key).filter(|number| !number.is_null()) {
+            scaling[key] = number;
+        }
+    }
+    if scaling.get(SHARPER).is_some() {
+        scaling["mscale"] = json!(1.0);
+    }
+    keys.insert("rope_scaling".into(), scaling);
+    Ok(())
+}
 
 fn read(object: &Object) -> Result<DecoderConfig, Error> {
     config::require_silu(object)?;

@@ -17,12 +17,7 @@ pub(super) static FAMILY: Family = Family {
     write,
     norms: POST_NORMS,
     gguf: Some(Gguf {
-        parts: &[
-            ("post_attention_norm", "post_attention_layernorm"),
-            ("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
-        // Files of Olmo 3 have the same name.
-        refused: &["attention.sliding_window"],
+        parts: GGUF_NORMS,
         ..Gguf::plain("olmo2")
     }),
     tokenizer_class: TokenizerClass::Always("TokenizersBackend"),
@@ -34,6 +29,12 @@ pub(super) const POST_NORMS: [Option<&str>; 4] = [
     Some("post_attention_layernorm"),
     None,
     Some("post_feedforward_layernorm"),
+];
+
+/// [`POST_NORMS`] as llama.cpp and transformers name them.
+pub(super) const GGUF_NORMS: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
 /// What a config of this family or of Olmo 3 means without a key.

@@ -32,6 +32,7 @@ pub(super) static FAMILY: Family = Family {
         partial: true,
         keys: &[(WINDOW_KEY, "sliding_window")],
         derive: no_window,
+        yarn: None,
         ..Gguf::plain("phi3")
     }),
     tokenizer_class: TokenizerClass::Always("TokenizersBackend"),

@@ -53,6 +53,7 @@ pub(super) const GGUF: Gguf = Gguf {
     refused: &["attention.recurrent_layers"],
     derive: from_gguf,
     more: to_gguf,
+    yarn: None,
     ..Gguf::plain("qwen35")
 };
 
@@ -180,10 +181,13 @@ fn from_gguf(keys: &mut Map<String, Value>) -> Result<(), String> {
     let heads = keys.get("linear_num_value_heads").and_then(Value::as_i64);
     let values = keys.remove(VALUES).and_then(|values| values.as_i64());
     if let (Some(values), Some(heads)) = (values, heads) {
-        keys.insert(
-            "linear_value_head_dim".into(),
-            (values / heads.max(1)).into(),
-        );
+        let width = values / heads.max(1);
+        if keys.get("linear_key_head_dim").and_then(Value::as_i64) != Some(width) {
+            return Err(format!(
+                "a delta rule whose heads of values are {width} wide must have keys as wide, in llama.cpp"
+            ));
+        }
+        keys.insert("linear_value_head_dim".into(), width.into());
     }
     let extra = keys.remove(EXTRA).and_then(|extra| extra.as_i64());
     let blocks = keys.get("num_hidden_layers").and_then(Value::as_i64);

@@ -8,15 +8,15 @@ use super::*;
 use crate::Parameters;
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::model::{
-    Base, Builder, FileWeights, Initial, PackedTexts, Pass, Sight, Streaming, WeightSource,
-    causal_attention,
+    Base, Builder, FileWeights, Initial, PackedTexts, Pass, Scoring, Sight, Streaming,
+    WeightSource, causal_attention,
 };
 use crate::pretrained::HfFolder;
 use placement::Placer;
 use placement::swap::{BackingStore, SwapOptions};
 
 /// The language models that `tests/reference/models.py` makes.
-pub(crate) const MODELS: [&str; 36] = [
+pub(crate) const MODELS: [&str; 37] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
@@ -25,6 +25,7 @@ pub(crate) const MODELS: [&str; 36] = [
     "qwen3-untied",
     "llama-yarn",
     "qwen2-dynamic",
+    "gemma2",
     "gemma3",
     "gemma3-biases",
     "gemma3-multimodal",
@@ -240,7 +241,7 @@ fn a_long_row_of_many_texts_is_the_texts() {
         ..Sight::default()
     };
     let attend = |query: &Tensor, key: &Tensor, value: &Tensor, sight: &Sight| {
-        causal_attention([query, key, value], sight, None, None)
+        causal_attention([query, key, value], sight, Scoring::default())
     };
     let whole = attend(&query, &key, &value, &sight).unwrap();
     for (start, length) in [(0, 700), (700, 5), (705, 795)] {
@@ -352,7 +353,7 @@ fn the_likeliest_text_is_that_of_transformers() {
             assert_eq!(next, theirs.narrow(1, place, 1), "{name}, token {place}");
         }
     }
-    assert_eq!(compared, 9);
+    assert_eq!(compared, 10);
 }
 
 /// Loss and gradients of a model that is trained in full, with the routers' balance, and texts of two lengths.

@@ -8,6 +8,7 @@
 //! | several texts, or has a window | one call of variable-length flash attention, where [`mod@super::attention_path`] found it right |
 //! | several texts | otherwise a causal call for each |
 //! | a text longer than the window | otherwise blocks of as many tokens as the window, each with the block before it |
+//! | of scores with a soft cap | matrix products, in blocks of queries, each with the keys that it sees |
 //! | anything else | a mask; and where only kernels without groups take it, keys and values are repeated for each head |
 //!
 //! libtorch's `scaled_dot_product_attention` is the right choice almost everywhere. But on the CPU its kernel
@@ -23,10 +24,29 @@ use tch::{Device, Kind, Tensor};
 use super::attention_path::{self, Heads};
 use super::layers::{hidden, seen};
 use super::sinks::Sinks;
+use super::soft_cap::capped_attention;
 use crate::Error;
 
 /// Longest sequence for which the score matrix is materialised.
 pub(super) const MAX_EXPLICIT_LENGTH: i64 = 512;
+
+/// How scores are made.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Scoring<'a> {
+    /// What they are multiplied by, if not by one over the root of the width.
+    pub(crate) scale: Option<f64>,
+    /// What no kernel of libtorch knows.
+    pub(crate) special: Option<Special<'a>>,
+}
+
+/// What some models do with scores.
+#[derive(Clone, Copy)]
+pub(crate) enum Special<'a> {
+    /// Some are of nothing.
+    Sinks(&'a Sinks<'a>),
+    /// They are between this number and its negative: the number times the tanh of their share of it.
+    Cap(f64),
+}
 
 /// What a token sees of those before it.
 #[derive(Debug, Default)]
@@ -160,36 +180,40 @@ impl PackedTexts {
 
 /// Attention of queries `[batch, heads, length, width]` over keys and values of the same length, which may
 /// have fewer heads, each shared by a group of query heads. Each token sees itself and what `sight` lets it see
-/// of those before it, and the `sinks`. Scores are multiplied by `scale`, or by one over the root of the width.
+/// of those before it.
 pub(crate) fn causal_attention(
     [query, key, value]: [&Tensor; 3],
     sight: &Sight,
-    scale: Option<f64>,
-    sinks: Option<&Sinks<'_>>,
+    scoring: Scoring<'_>,
 ) -> Result<Tensor, Error> {
     let (batch, _, length, width) = query.size4()?;
     let device = query.device();
     if writes_scores_down(device, query.kind(), length) {
         let mask = sight.mask.as_ref();
-        return match sinks {
-            None => explicit_attention([query, key, value], mask, scale),
-            Some(sinks) => sinks.square([query, key, value], mask, explicit_attention),
+        return match scoring.special {
+            None => explicit_attention([query, key, value], mask, scoring.scale),
+            Some(Special::Sinks(sinks)) => {
+                sinks.square([query, key, value], mask, explicit_attention)
+            }
+            Some(Special::Cap(_)) => kernel([query, key, value], mask, scoring),
         };
     }
     if sight.mask.is_some() {
-        return kernel([query, key, value], sight.mask.as_ref(), scale, sinks);
+        return kernel([query, key, value], sight.mask.as_ref(), scoring);
     }
     let longest = sight.texts.as_ref().map_or(length, PackedTexts::longest);
     let window = sight.window.filter(|window| *window < longest);
     if sight.texts.is_none() && window.is_none() {
-        return kernel([query, key, value], None, scale, sinks);
+        return kernel([query, key, value], None, scoring);
     }
-    if sinks.is_none() && attention_path::takes_texts(Heads::of(query, key)?, window.is_some())? {
+    if scoring.special.is_none()
+        && attention_path::takes_texts(Heads::of(query, key)?, window.is_some())?
+    {
         let texts = match &sight.texts {
             Some(texts) => texts.shallow_clone(),
             None => PackedTexts::rows(batch, length, device)?,
         };
-        let scale = scale.unwrap_or(1.0 / (width as f64).sqrt());
+        let scale = scoring.scale.unwrap_or(1.0 / (width as f64).sqrt());
         return in_a_line([query, key, value], |inputs| {
             let [query, key, value] = inputs.each_ref();
             let texts = (&texts.bounds, texts.longest());
@@ -202,9 +226,9 @@ pub(crate) fn causal_attention(
         });
     }
     match &sight.texts {
-        None => windowed([query, key, value], window, scale, sinks),
+        None => windowed([query, key, value], window, scoring),
         Some(texts) => in_a_line([query, key, value], |inputs| {
-            each_text(inputs, &texts.lengths, window, (scale, sinks))
+            each_text(inputs, &texts.lengths, window, scoring)
         }),
     }
 }
@@ -239,19 +263,15 @@ fn each_text(
     inputs: [Tensor; 3],
     lengths: &[i64],
     window: Option<i64>,
-    (scale, sinks): (Option<f64>, Option<&Sinks<'_>>),
+    scoring: Scoring<'_>,
 ) -> Result<Tensor, Error> {
     // Unlike narrowing, whose gradients are as long as the line for each text.
     let [query, key, value] = inputs.map(|tensor| tensor.f_split_with_sizes(lengths, 0));
     let mut outputs = Vec::with_capacity(lengths.len());
     for ((query, key), value) in query?.iter().zip(&key?).zip(&value?) {
         let row = |tensor: &Tensor| tensor.f_transpose(0, 1)?.f_unsqueeze(0);
-        let output = windowed(
-            [&row(query)?, &row(key)?, &row(value)?],
-            window,
-            scale,
-            sinks,
-        )?;
+        let inputs = [&row(query)?, &row(key)?, &row(value)?];
+        let output = windowed(inputs, window, scoring)?;
         outputs.push(output.f_squeeze_dim(0)?.f_transpose(0, 1)?);
     }
     Ok(Tensor::f_cat(&outputs, 0)?)
@@ -261,17 +281,16 @@ fn each_text(
 fn windowed(
     [query, key, value]: [&Tensor; 3],
     window: Option<i64>,
-    scale: Option<f64>,
-    sinks: Option<&Sinks<'_>>,
+    scoring: Scoring<'_>,
 ) -> Result<Tensor, Error> {
     let (batch, heads, length, width) = query.size4()?;
     let Some(window) = window.filter(|window| *window < length) else {
-        return kernel([query, key, value], None, scale, sinks);
+        return kernel([query, key, value], None, scoring);
     };
     // Nothing stands before the first block.
     let first = |tensor: &Tensor| tensor.f_narrow(2, 0, window);
     let inputs = [&first(query)?, &first(key)?, &first(value)?];
-    let first = kernel(inputs, None, scale, sinks)?;
+    let first = kernel(inputs, None, scoring)?;
     let others = (length - 1) / window;
     let missing = (others + 1) * window - length;
     let filled = |tensor: &Tensor| match missing {
@@ -295,7 +314,7 @@ fn windowed(
     };
     let seen = seen((window, window), Some(window), query.device())?;
     let inputs = [&queries, &pairs(key)?, &pairs(value)?];
-    let rest = kernel(inputs, Some(&seen), scale, sinks)?
+    let rest = kernel(inputs, Some(&seen), scoring)?
         .f_view([batch, others, heads, window, width])?
         .f_transpose(1, 2)?
         .f_reshape([batch, heads, others * window, width])?
@@ -303,17 +322,17 @@ fn windowed(
     Ok(Tensor::f_cat(&[first, rest], 2)?)
 }
 
-/// libtorch's attention, causal or with a mask, of which the `sinks` are part.
+/// Attention, causal or with a mask: libtorch's, or with scores that it does not know.
 fn kernel(
     inputs: [&Tensor; 3],
     mask: Option<&Tensor>,
-    scale: Option<f64>,
-    sinks: Option<&Sinks<'_>>,
+    scoring: Scoring<'_>,
 ) -> Result<Tensor, Error> {
-    match (sinks, mask) {
-        (None, _) => plain(inputs, mask, scale),
-        (Some(sinks), None) => sinks.square(inputs, None, plain),
-        (Some(sinks), Some(mask)) => sinks.beside(inputs, mask, plain),
+    match (scoring.special, mask) {
+        (None, _) => plain(inputs, mask, scoring.scale),
+        (Some(Special::Sinks(sinks)), None) => sinks.square(inputs, None, plain),
+        (Some(Special::Sinks(sinks)), Some(mask)) => sinks.beside(inputs, mask, plain),
+        (Some(Special::Cap(cap)), _) => capped_attention(inputs, mask, scoring.scale, cap),
     }
 }
 
@@ -440,8 +459,11 @@ mod tests {
                         texts: texts.then(|| PackedTexts::new(&packed).unwrap()),
                         mask: None,
                     };
-                    let ours =
-                        causal_attention([&query, &key, &value], &sight, scale, None).unwrap();
+                    let scoring = Scoring {
+                        scale,
+                        special: None,
+                    };
+                    let ours = causal_attention([&query, &key, &value], &sight, scoring).unwrap();
                     let mask = mask(&sight, 23);
                     let written =
                         explicit_attention([&query, &key, &value], Some(&mask), scale).unwrap();
@@ -467,13 +489,14 @@ mod tests {
         for window in [None, Some(3)] {
             let line = in_a_line([&query, &key, &value], |inputs| {
                 assert_eq!(inputs[1].size(), [24, 2, 6]);
-                each_text(inputs, &texts.lengths, window, (None, None))
+                each_text(inputs, &texts.lengths, window, Scoring::default())
             });
             let sight = Sight {
                 window,
                 ..Sight::default()
             };
-            let rows = causal_attention([&query, &key, &value], &sight, None, None).unwrap();
+            let scoring = Scoring::default();
+            let rows = causal_attention([&query, &key, &value], &sight, scoring).unwrap();
             assert!(line.unwrap().allclose(&rows, 1e-5, 1e-6, false));
         }
     }

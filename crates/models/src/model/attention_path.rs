@@ -34,6 +34,8 @@ pub struct Heads {
     pub width: i64,
     /// Whether sinks take part, as one more key.
     pub has_sinks: bool,
+    /// Whether scores have a soft cap.
+    pub is_capped: bool,
 }
 
 impl Heads {
@@ -47,6 +49,7 @@ impl Heads {
             keys: key.size4()?.1,
             width,
             has_sinks: false,
+            is_capped: false,
         })
     }
 }
@@ -72,6 +75,18 @@ pub fn attention_path(
     window: Option<i64>,
 ) -> Result<AttentionPath, Error> {
     let window = window.filter(|window| *window < length);
+    if heads.is_capped {
+        let windows = window.map_or_else(String::new, |window| {
+            format!(", windows of {window} tokens in blocks")
+        });
+        return Ok(AttentionPath {
+            scores: Some(Kind::Float),
+            words: format!(
+                "scores written down, in memory that grows with the square of the length, since no kernel of libtorch \
+                 knows the soft cap of this model's{windows}"
+            ),
+        });
+    }
     if writes_scores_down(heads.device, heads.kind, length) {
         return Ok(AttentionPath {
             scores: Some(heads.kind),
@@ -304,6 +319,7 @@ mod tests {
         keys: 2,
         width: 16,
         has_sinks: false,
+        is_capped: false,
     };
 
     /// Matrix products in place of the kernel, with what a faulty one would do.
@@ -373,6 +389,13 @@ mod tests {
             long.words,
             "the CPU's kernel, which keeps no scores, a call for each text of a row, windows of 1024 tokens in blocks"
         );
+        let capped = Heads {
+            is_capped: true,
+            ..HEADS
+        };
+        let capped = attention_path(capped, 2048, true, Some(64)).unwrap();
+        assert_eq!(capped.scores, Some(Kind::Float));
+        assert!(capped.words.ends_with("windows of 64 tokens in blocks"));
         let whole = path(2048, false, Some(2048));
         assert_eq!(whole.words, "the CPU's kernel, which keeps no scores");
     }

@@ -113,7 +113,7 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::model::attention_kernel::{Sight, causal_attention};
+    use crate::model::attention_kernel::{Scoring, Sight, Special, causal_attention};
 
     /// Written as transformers does: one more score for each query, whose weight is dropped.
     #[test]
@@ -143,6 +143,10 @@ mod tests {
                 zeros.masked_fill(&seen.logical_not(), f64::NEG_INFINITY)
             };
             let own = Sinks::new(&sinks, None, 6);
+            let scoring = Scoring {
+                scale: None,
+                special: Some(Special::Sinks(&own)),
+            };
             let float = |tensor: &Tensor| tensor.to_kind(Kind::Float);
             let near = |ours: &Tensor, theirs: &Tensor| {
                 let difference = (float(ours) - float(theirs)).abs().max();
@@ -151,8 +155,7 @@ mod tests {
             };
             let sight = |window| Sight::new((window, None), 9, (kind, Device::Cpu)).unwrap();
             for (sight, seen) in [(sight(None), &seen), (sight(Some(3)), &windowed)] {
-                let ours =
-                    causal_attention([&query, &key, &value], &sight, None, Some(&own)).unwrap();
+                let ours = causal_attention([&query, &key, &value], &sight, scoring).unwrap();
                 let spread = |tensor: &Tensor| {
                     float(tensor).repeat_interleave_self_int(4 / key_value_heads, 1, None)
                 };
@@ -174,7 +177,7 @@ mod tests {
             let one = own
                 .attention(&query.narrow(2, 8, 1), &key, &value, None)
                 .unwrap();
-            let all = causal_attention([&query, &key, &value], &sight(None), None, Some(&own));
+            let all = causal_attention([&query, &key, &value], &sight(None), scoring);
             let all = all.unwrap();
             assert!(near(&one, &all.narrow(2, 8, 1)), "{kind:?}");
         }

@@ -298,16 +298,16 @@ fn config_json(header: &Header) -> Result<(serde_json::Value, &'static language:
         None => return Err("`general.architecture` is missing".into()),
     };
     refuse_incomplete_models(header)?;
-    let (family, rules) = Family::of_gguf(name).ok_or_else(|| {
+    let keys = Keys {
+        header,
+        prefix: name,
+    };
+    let (family, rules) = Family::of_gguf(name, |key| keys.is_set(key)).ok_or_else(|| {
         let known: std::collections::BTreeSet<_> =
             (Family::in_gguf().map(|(_, gguf)| gguf.architecture)).collect();
         let known = known.into_iter().collect::<Vec<_>>().join(", ");
         format!("`general.architecture` is {name:?}; supported: {known}")
     })?;
-    let keys = Keys {
-        header,
-        prefix: name,
-    };
     if let Some(key) = rules.refused.iter().find(|key| keys.get(key).is_some()) {
         return Err(format!(
             "`{name}.{key}` is set: as a GGUF file, such a model is not supported; take its Hugging Face \
@@ -490,7 +490,12 @@ fn rope_scaling(keys: &Keys, yarn: Option<bool>) -> Result<serde_json::Value, St
             "beta_slow": shortest(keys.positive("rope.scaling.yarn_beta_slow", 1.0)?),
             "truncate": yarn,
         })),
-        Some(other) => Err(format!("`{key}` is {other:?}; supported: none and linear")),
+        Some(other) => {
+            let yarn = if yarn.is_some() { ", yarn" } else { "" };
+            Err(format!(
+                "`{key}` is {other:?}; supported: none, linear{yarn}"
+            ))
+        }
     }
 }
 
@@ -508,6 +513,12 @@ struct Keys<'a> {
 impl Keys<'_> {
     fn get(&self, key: &str) -> Option<&Value> {
         self.header.metadata.get(&format!("{}.{key}", self.prefix))
+    }
+
+    /// Whether the file has the key with a value other than zero.
+    fn is_set(&self, key: &str) -> bool {
+        let is_zero = |value: &Value| matches!(value, Value::Unsigned(0) | Value::Signed(0));
+        self.get(key).is_some_and(|value| !is_zero(value))
     }
 
     fn integer(&self, key: &str, default: Option<i64>, most: i64) -> Result<i64, String> {
@@ -535,6 +546,7 @@ impl Keys<'_> {
     fn value(&self, key: &str) -> Result<serde_json::Value, String> {
         match self.get(key) {
             None => Ok(serde_json::Value::Null),
+            Some(Value::Float(0.0)) => Ok(serde_json::Value::Null),
             Some(Value::Float(_)) => Ok(shortest(self.positive(key, 1.0)?).into()),
             // Of a window: there is none.
             Some(Value::Unsigned(0) | Value::Signed(0)) => Ok(0.into()),

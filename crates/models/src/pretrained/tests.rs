@@ -33,6 +33,7 @@ fn a_gguf_is_the_folder_it_was_made_from() {
     // One is added to the weights of Gemma's norms, and rounded.
     for (model, rounding) in [
         ("llama-grouped", 0.0),
+        ("gemma2", 1e-7),
         ("gemma3", 1e-7),
         ("gemma4", 0.0),
         ("gemma4-moe", 0.0),
@@ -361,12 +362,12 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "model_type",
             json!("gpt_neox"),
-            r#"`model_type` is "gpt_neox"; the supported models are llama, mistral, ministral3, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, gpt_oss, gemma3_text, gemma4_text, granite, smollm3, olmo2, olmo3, phi3"#,
+            r#"`model_type` is "gpt_neox"; the supported models are llama, mistral, ministral3, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, gpt_oss, gemma2, gemma3_text, gemma4_text, granite, smollm3, olmo2, olmo3, phi3"#,
         ),
         (
             "model_type",
             json!("qwen2_moe"),
-            r#"`model_type` is "qwen2_moe"; the supported models are llama, mistral, ministral3, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, gpt_oss, gemma3_text, gemma4_text, granite, smollm3, olmo2, olmo3, phi3; the nearest of them is qwen2, but it computes something else"#,
+            r#"`model_type` is "qwen2_moe"; the supported models are llama, mistral, ministral3, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, gpt_oss, gemma2, gemma3_text, gemma4_text, granite, smollm3, olmo2, olmo3, phi3; the nearest of them is qwen2, but it computes something else"#,
         ),
         (
             "hidden_size",

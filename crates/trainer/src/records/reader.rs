@@ -552,6 +552,7 @@ pub(super) fn context(
 ) -> Result<Conversation, String> {
     let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
         None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
         Some(Value::Array(list)) if list.iter().all(Value::is_object) => Ok(Some(list)),
         Some(_) => Err(format!("`{key}` must be a list of objects")),
     };

@@ -229,6 +229,42 @@ fn share_gpt_and_alpaca_conversations_equal_messages() {
     }
 }
 
+/// Function calls of LLaMA-Factory's ShareGPT are those of `messages`.
+#[test]
+fn share_gpt_calls_equal_tool_calls() {
+    let call = json!({"name": "add", "arguments": {"a": 2, "b": 2}});
+    let function = json!({"name": "add", "description": "Adds.", "parameters": {"type": "object"}});
+    let wrapped = |what: &Value| json!({"type": "function", "function": what});
+    let with_calls = |calls: &[&Value]| {
+        let calls: Vec<_> = calls.iter().map(|call| wrapped(call)).collect();
+        json!({"tools": [wrapped(&function)], "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": "4"}, {"role": "assistant", "content": "a"}]})
+    };
+    let shared = |value: &Value, tools: Value| {
+        json!({"tools": tools, "conversations": [
+            {"from": "human", "value": "q"}, {"from": "function_call", "value": value.to_string()},
+            {"from": "observation", "value": "4"}, {"from": "gpt", "value": "a"}]})
+    };
+    let tools = json!([function]);
+    for (ours, same) in [
+        (with_calls(&[&call]), shared(&call, tools.clone())),
+        (
+            with_calls(&[&call]),
+            shared(&call, json!([wrapped(&function)])),
+        ),
+        (
+            with_calls(&[&call, &call]),
+            shared(&json!([call, call]), tools.to_string().into()),
+        ),
+    ] {
+        assert_eq!(read(&same), (read(&ours).0, String::new()), "{same}");
+    }
+    let none = json!({"conversations": [{"from": "gpt", "value": "a"}]});
+    assert_eq!(read(&with(&none, "tools", json!(""))), read(&none));
+}
+
 #[test]
 fn incomplete_records_are_refused_with_the_key() {
     for (record, reason) in [
@@ -245,6 +281,14 @@ fn incomplete_records_are_refused_with_the_key() {
         (
             json!({"conversations": [{"from": "gpt", "value": "a", "weight": 0}]}),
             "turn 1 of `conversations` has a `weight`",
+        ),
+        (
+            json!({"conversations": [{"from": "function_call", "value": "add(2, 2)"}]}),
+            "turn 1 of `conversations` is a `function_call`, whose `value` must be JSON",
+        ),
+        (
+            json!({"conversations": [{"from": "function_call", "value": "[]"}]}),
+            "must be JSON with a `name` and `arguments`",
         ),
     ] {
         let refused = read(&record).0.unwrap_err();

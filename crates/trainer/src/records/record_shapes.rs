@@ -8,7 +8,8 @@ use super::reader::unpacked;
 /// were used are removed from the record.
 ///
 /// ShareGPT has `conversations` of `from` and `value` (or of `role` and `content`), Alpaca an `instruction`, an
-/// `input` on a line of its own below it, and the `output`; `history` is a list of earlier questions and answers.
+/// `input` on a line of its own below it, and the `output`; `history` is a list of earlier questions and answers. Calls of
+/// functions are turns of their own in ShareGPT, and answers with `tool_calls` for templates.
 /// Both may have a `system` prompt. LLaMA-Factory reads them in the same way. The headings "### Instruction:" of the
 /// original Alpaca are not added, since the model's chat template separates messages.
 ///
@@ -22,7 +23,9 @@ pub(super) fn messages(
         let Value::Array(turns) = unpacked(turns) else {
             return Err("`conversations` must be a list of {from, value}".into());
         };
-        ("conversations", share_gpt("conversations", turns)?)
+        let turns = share_gpt("conversations", turns)?;
+        wrap_tools(object);
+        ("conversations", turns)
     } else if object.contains_key("instruction") {
         ("instruction", alpaca(object)?)
     } else {
@@ -99,18 +102,62 @@ fn share_gpt(name: &str, turns: Vec<Value>) -> Result<Vec<Value>, String> {
             return Err(refused("is not an object".into()));
         };
         if let Some(speaker) = turn.shift_remove("from") {
-            let role = role(&speaker).map_err(refused)?;
             let value = turn.shift_remove("value");
-            let Some(content @ Value::String(_)) = value else {
+            let Some(Value::String(content)) = value else {
                 return Err(refused("has no text in `value`".into()));
+            };
+            let (role, content, calls) = match speaker.as_str() {
+                Some("function_call") => (
+                    "assistant",
+                    String::new(),
+                    Some(calls(&content).map_err(refused)?),
+                ),
+                _ => (role(&speaker).map_err(refused)?, content, None),
             };
             // Before other keys, as expected by a template that writes all of them.
             turn.shift_insert(0, "role".into(), role.into());
-            turn.shift_insert(1, "content".into(), content);
+            turn.shift_insert(1, "content".into(), content.into());
+            if let Some(calls) = calls {
+                turn.shift_insert(2, "tool_calls".into(), calls);
+            }
         }
         Ok(Value::Object(turn))
     };
     turns.into_iter().enumerate().map(convert).collect()
+}
+
+/// The `tool_calls` of a ShareGPT turn of calls: one or a list of them, as JSON.
+fn calls(text: &str) -> Result<Value, String> {
+    let calls = match serde_json::from_str(text) {
+        Ok(Value::Array(calls)) => calls,
+        Ok(call @ Value::Object(_)) => vec![call],
+        _ => Vec::new(),
+    };
+    let is_call = |call: &Value| call["name"].is_string() && call.get("arguments").is_some();
+    match !calls.is_empty() && calls.iter().all(is_call) {
+        true => Ok(calls.into_iter().map(function).collect()),
+        false => Err(format!(
+            "is a `function_call`, whose `value` must be JSON with a `name` and `arguments`, or a list of such, not {text:?}"
+        )),
+    }
+}
+
+/// A function or a call of one, as chat templates have it.
+fn function(what: Value) -> Value {
+    json!({"type": "function", "function": what})
+}
+
+/// Of the `tools` of a ShareGPT record, those that are functions alone become what templates have.
+fn wrap_tools(object: &mut Map<String, Value>) {
+    let Some(tools) = object.get_mut("tools") else {
+        return;
+    };
+    *tools = unpacked(tools.take());
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        if tool["name"].is_string() && tool.get("type").is_none() {
+            *tool = function(tool.take());
+        }
+    }
 }
 
 /// The role of a ShareGPT speaker.
@@ -121,8 +168,8 @@ fn role(speaker: &Value) -> Result<&'static str, String> {
         Some("system") => Ok("system"),
         Some("tool" | "observation" | "function_response") => Ok("tool"),
         _ => Err(format!(
-            "is from {speaker}, whose role is unknown; the known ones are human, gpt, system and tool, \
-            and function calls go into `tool_calls` of `messages`"
+            "is from {speaker}, whose role is unknown; the known ones are human, gpt, system, function_call, observation \
+            and tool"
         )),
     }
 }

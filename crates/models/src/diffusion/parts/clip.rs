@@ -20,7 +20,7 @@ pub use tokens::ClipTokenizer;
 use crate::Error;
 use crate::diffusion::{self, Conditions, TEXT};
 use crate::model::layers::{Embedding, LayerNorm, Linear};
-use crate::model::{Blocks, Builder, Initial, Layer, Sight, causal_attention};
+use crate::model::{Blocks, Builder, Initial, Layer, Scoring, Sight, causal_attention};
 use crate::tensor::{BaseMap, to_kind};
 
 /// The name of the vector for all of a text: `[width]`, with a batch dimension in front for a batch.
@@ -267,7 +267,11 @@ impl Layer for Block {
             Ok(split.f_transpose(1, 2)?)
         };
         let (query, key, value) = (heads(query)?, heads(key)?, heads(value)?);
-        let mixed = causal_attention([&query, &key, &value], &Sight::default(), None, None)?;
+        let mixed = causal_attention(
+            [&query, &key, &value],
+            &Sight::default(),
+            Scoring::default(),
+        )?;
         let joined = mixed.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
         let stream = stream.f_add(&output.forward(&joined, dropout)?)?;
         let [first, second] = &self.feed_forward;

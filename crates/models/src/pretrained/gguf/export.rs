@@ -248,9 +248,10 @@ impl Export<'_> {
             }
             _ => {
                 return Err(format!(
-                    "its rotary embedding is scaled by {}, and that is not written as GGUF: only `linear` and \
-                     `llama3` are. llama.cpp's own converter knows others",
-                    config.rope.to_json().0["rope_type"]
+                    "its rotary embedding is scaled by {}, and that is not written as GGUF for models of the type `{}`. \
+                     llama.cpp's own converter knows others",
+                    config.rope.to_json().0["rope_type"],
+                    config.family.model_type
                 ));
             }
         }
@@ -258,7 +259,7 @@ impl Export<'_> {
         for (theirs, ours) in rules.keys {
             let number = |key: &str| keys.get(key).filter(|value| !value.is_null());
             let Some(number) = number(ours) else { continue };
-            let is_float = ["scale", "freq_base_swa", "softcapping"];
+            let is_float = ["scale", "freq_base_swa", "softcapping", "multiplier"];
             let value = match number {
                 Json::Array(list) => list_of_blocks(list).map(Value::Array),
                 _ if is_float.iter().any(|end| theirs.ends_with(end)) => {
@@ -465,7 +466,7 @@ impl Export<'_> {
 
 /// Keys of a `config.json` that a file tells otherwise: by its tensors and by its tokenizer; and families that it stores
 /// as one.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 10] = [
     "architectures",
     "model_type",
     "attention_bias",
@@ -474,7 +475,6 @@ const ELSEWHERE: [&str; 11] = [
     "pad_token_id",
     "bos_token_id",
     "eos_token_id",
-    "rope_parameters",
     // Only for training.
     "output_router_logits",
     "router_aux_loss_coef",
@@ -482,8 +482,16 @@ const ELSEWHERE: [&str; 11] = [
 
 /// Whether two values are the same, numbers as fp32.
 fn same(left: &Json, right: &Json) -> bool {
-    match (left.as_f64(), right.as_f64()) {
-        (Some(left), Some(right)) => left as f32 == right as f32,
+    match (left, right) {
+        (Json::Number(left), Json::Number(right)) => {
+            left.as_f64().map(|left| left as f32) == right.as_f64().map(|right| right as f32)
+        }
+        (Json::Object(left), Json::Object(right)) => {
+            let found = |(key, value): (&String, &Json)| {
+                right.get(key).is_some_and(|other| same(value, other))
+            };
+            left.len() == right.len() && left.iter().all(found)
+        }
         _ => left == right,
     }
 }

@@ -87,7 +87,8 @@ pub(crate) fn keys_without_effect(header: &Header) -> Vec<String> {
         _ => "",
     };
     let prefix = format!("{architecture}.");
-    let own = Family::of_gguf(architecture).map_or(&[][..], |(_, gguf)| gguf.keys);
+    let has = |key: &str| header.metadata.contains_key(&format!("{prefix}{key}"));
+    let own = Family::of_gguf(architecture, has).map_or(&[][..], |(_, gguf)| gguf.keys);
     let warned = header.metadata.iter().filter(|(key, value)| {
         let (table, rest) = match key.strip_prefix(&prefix) {
             Some(rest) if own.iter().any(|(known, _)| *known == rest) => return false,

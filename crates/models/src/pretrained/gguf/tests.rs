@@ -69,7 +69,7 @@ fn effective_value(header: &Header, key: &str) -> Value {
         | "rope.freq_base"
         | "rope.scale_linear"
         | "rope.scaling.factor" => Value::Float(0.25),
-        "rope.scaling.type" => Value::String("yarn".into()),
+        "rope.scaling.type" => Value::String("longrope".into()),
         "tokenizer.ggml.model" | "tokenizer.ggml.pre" => Value::String("unigram".into()),
         "tokenizer.chat_template" => Value::String("{{ 1 }}".into()),
         "tokenizer.ggml.add_bos_token" => Value::Bool(true),

@@ -88,11 +88,11 @@ fn the_text_part_of_a_larger_model_is_of_the_family_that_it_names() {
 fn a_gguf_file_of_a_model_that_cannot_be_read_from_one_says_what_to_take() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let mut bytes = std::fs::read(golden("olmo2.gguf")).unwrap();
+    let mut bytes = std::fs::read(golden("qwen3.5.gguf")).unwrap();
     // Another key of the same length and kind: a number of 32 bits.
     let (old, new) = (
-        b"olmo2.attention.head_count_kv",
-        b"olmo2.attention.sliding_window",
+        b"qwen35.attention.head_count_kv",
+        b"qwen35.attention.recurrent_layers",
     );
     let place = bytes
         .windows(old.len())
@@ -104,7 +104,7 @@ fn a_gguf_file_of_a_model_that_cannot_be_read_from_one_says_what_to_take() {
     std::fs::write(&path, bytes).unwrap();
     let reason = GgufModel::open(&path).unwrap_err().to_string();
     assert!(
-        reason.contains("`olmo2.attention.sliding_window` is set"),
+        reason.contains("`qwen35.attention.recurrent_layers` is set"),
         "{reason}"
     );
     assert!(reason.contains("take its Hugging Face folder"), "{reason}");

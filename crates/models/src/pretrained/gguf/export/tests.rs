@@ -28,6 +28,16 @@ fn model(name: &str) -> Pretrained {
     }
 }
 
+/// Olmo 3 with windows where llama.cpp has them, the same base for all blocks, and the factor that follows from YaRN's other.
+fn as_llama_cpp_knows_it(model: &mut Pretrained) {
+    let (rope, local) = (&mut model.config.rope, model.config.local.as_mut().unwrap());
+    local.layers = vec![true, true];
+    local.rope.theta = rope.theta;
+    if let RopeScaling::Yarn(yarn) = &mut rope.scaling {
+        yarn.attention_factor = 0.1 * yarn.factor.ln() + 1.0;
+    }
+}
+
 fn export(model: &Pretrained, stored: GgufType, path: &Path) -> Result<(), Error> {
     let export = Export {
         model,
@@ -62,13 +72,17 @@ fn what_is_written_is_read_as_the_same_model() {
     for name in [
         "llama-grouped",
         "llama-tied-biases",
+        "llama-yarn",
         "mistral",
+        "ministral3",
+        "olmo3",
         "qwen2",
         "qwen3",
         "qwen3-moe",
         "gpt-oss",
         "qwen3.5",
         "qwen3.5-moe",
+        "gemma2",
         "gemma3.gguf",
         "gemma4",
         "gemma4-moe",
@@ -85,6 +99,9 @@ fn what_is_written_is_read_as_the_same_model() {
                 high_freq_factor: 4.0,
                 original_max_position_embeddings: 8192.0,
             };
+        }
+        if name == "olmo3" {
+            as_llama_cpp_knows_it(&mut written);
         }
         // llama.cpp runs Mistral without a window.
         if name == "mistral" {
@@ -175,15 +192,29 @@ fn what_a_file_cannot_say_is_refused_by_name() {
         assert!(!path.exists());
         error
     };
-    let error = refused(&model("llama-yarn"));
-    assert!(error.contains("\"yarn\""), "{error}");
+    let error = refused(&model("qwen2-dynamic"));
+    assert!(error.contains("\"dynamic\""), "{error}");
+    let error = refused(&model("olmo3"));
+    assert!(error.contains("three of four blocks"), "{error}");
+    let mut based = model("olmo3");
+    as_llama_cpp_knows_it(&mut based);
+    if let Some(local) = &mut based.config.local {
+        local.rope.theta = 100.0;
+    }
+    let error = refused(&based);
+    assert!(error.contains("cannot say `rope_parameters"), "{error}");
     let error = refused(&model("qwen3-untied"));
     assert!(error.contains("no bias for"), "{error}");
-    let error = refused(&model("ministral3"));
-    assert!(
-        error.contains("`ministral3`") && error.contains("qwen3"),
-        "{error}"
-    );
+    let mut windowed = model("ministral3");
+    windowed.config.local = model("mistral").config.local;
+    let error = refused(&windowed);
+    assert!(error.contains("`sliding_window: 9` (null"), "{error}");
+    let mut uneven = model("qwen3.5");
+    if let Some(delta) = &mut uneven.config.delta {
+        delta.value_width = 6;
+    }
+    let error = refused(&uneven);
+    assert!(error.contains("heads of values are 6 wide"), "{error}");
     let error = refused(&model("gpt-oss-dense"));
     assert!(error.contains("`swiglu_limit: 0.8` (7"), "{error}");
     let mut scaled = model("gemma3.gguf");
@@ -289,6 +320,7 @@ fn a_base_and_an_adapter_in_files_of_their_own_are_the_merged_model() {
         "qwen3.5",
         "qwen3.5-moe",
         "gpt-oss",
+        "gemma2",
         "gemma3.gguf",
         "gemma4",
         "gemma4-moe",
@@ -380,7 +412,6 @@ fn what_an_adapter_in_a_file_cannot_be_is_refused_by_name() {
             serde_json::json!({"target_modules": ["q_proj", "lm_head"]}),
             "head",
         ),
-        ("ministral3", serde_json::json!({}), "`ministral3`"),
     ] {
         let base = model(name);
         let adapter = random_lora(&base, &folder.path().join(told), &more);
