@@ -326,4 +326,4 @@ def test_our_trainer_faults_without_a_guard_too_and_never_by_default(libraries, 
         assert process.returncode != 0 and FAULT in process.stderr, process.stderr
     process = train("default", STEPS)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.startswith(f"done: {STEPS} steps\n")
+    assert process.stdout.startswith(f"done: {STEPS:,} steps\n")
