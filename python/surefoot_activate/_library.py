@@ -237,14 +237,14 @@ def make_variable_absolute():
 
 
 def find():
-    """The path of the library: HIP_ALLOC_LIB, or else next to this package, or else in a build of the repository."""
+    """The path of the library: HIP_ALLOC_LIB, or else in this package (a wheel) or next to it (an archive)."""
     named = os.environ.get(VARIABLE)
     if named:
         if not Path(named).is_file():
             raise ActivationError(f"{VARIABLE}={named}: there is no such file")
         return Path(named)
     package = Path(__file__).resolve().parent
-    folders = [package, package.parent, package.parent.parent / "target" / "release"]
+    folders = [package, package.parent]
     for folder in folders:
         if (folder / NAME).is_file():
             return folder / NAME

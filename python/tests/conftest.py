@@ -71,10 +71,10 @@ def run(simulator, libraries):
 
     Keyword arguments are environment variables. `hip_alloc=True` switches hip-alloc on.
     `fails=True` gives the finished process instead of insisting on its result. `group` is
-    the folder of a control group to run in.
+    the folder of a control group to run in. `timeout` is in seconds.
     """
 
-    def run_program(program, hip_alloc=False, fails=False, group=None, **variables):
+    def run_program(program, hip_alloc=False, fails=False, group=None, timeout=300, **variables):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
         environment.update(simulator, PYTHONPATH=str(PYTHON))
         if hip_alloc:
@@ -84,7 +84,7 @@ def run(simulator, libraries):
         command = [sys.executable, "-c", RUNNER, name]
         if group:
             command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
         if fails:
             assert process.returncode != 0, f"{name} was to fail, and printed\n{process.stdout}{process.stderr}"
             return process

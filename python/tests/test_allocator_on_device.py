@@ -2,11 +2,18 @@
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
+
+import under_device_sim
 from device import report
 from test_activation import MIB, info, train_and_look
+
+BUILT_FOR = "2.13."
 
 
 def test_memory_comes_from_the_device(run):
@@ -238,14 +245,85 @@ def lora_of_many_steps():
     return lora(int(os.environ[LORA_STEPS]))
 
 
-def test_kernels_that_read_behind_an_operand_fault_without_a_guard_and_never_with_one(run):
-    """hipBLASLt's on gfx12 do. CUDA's names have no architecture of AMD's, so the guard is switched on by name here;
-    that gfx12 does so is tested in `crates/hip-alloc/tests/guard.rs`."""
-    overread = {"DEVICE_SIM_OVERREAD": "4K", "DEVICE_SIM_CAPACITY": "8G"}
+STEPS = int(os.environ.get(LORA_STEPS, "2000"))
+FAULT = "Memory access fault by GPU"
+
+
+@pytest.fixture
+def overread(simulator, tmp_path):
+    """Variables of a program on a simulated gfx1201, whose matrix products read 4 KiB behind each operand. PyTorch's library has
+    the name that it has in a build for HIP, by which the allocator knows such a build."""
+    (tmp_path / "libc10_hip.so").symlink_to(Path(torch.__file__).resolve().parent / "lib/libc10_cuda.so")
+    device = {"DEVICE_SIM_ARCHITECTURE": "gfx1201", "DEVICE_SIM_OVERREAD": "4K", "DEVICE_SIM_CAPACITY": "8G"}
+    return {**simulator, **device, "LD_LIBRARY_PATH": f"{simulator['LD_LIBRARY_PATH']}:{tmp_path}"}
+
+
+def test_kernels_that_read_behind_an_operand_fault_without_a_guard_and_never_by_default(run, overread):
+    """hipBLASLt's on gfx12 do."""
     theirs = run(lora_of_some_steps, fails=True, **overread)
-    assert theirs.returncode != 0 and "Memory access fault" in theirs.stderr
+    assert theirs.returncode != 0 and FAULT in theirs.stderr
     off = run(lora_of_some_steps, fails=True, hip_alloc=True, HIP_ALLOC_CONF="guard:off", **overread)
-    assert off.returncode != 0 and "Memory access fault" in off.stderr
-    steps = int(os.environ.get(LORA_STEPS, "2000"))
-    many = {LORA_STEPS: str(steps), **overread}
-    assert run(lora_of_many_steps, hip_alloc=True, HIP_ALLOC_CONF="guard:on", **many) == steps
+    assert off.returncode != 0 and FAULT in off.stderr
+    assert run(lora_of_many_steps, hip_alloc=True, timeout=3600, **{LORA_STEPS: str(STEPS), **overread}) == STEPS
+
+
+TRAINED = """
+name: lora
+device: gpu
+threads: 1
+model: {name_or_path: model}
+adapter: {r: 8, target_modules: all-linear}
+data: {path: data.jsonl, block_size: 512, packing: false}
+sample: {max_new_tokens: 0}
+train: {per_device_train_batch_size: 1, logging_steps: 100, eval_steps: 0, save_steps: 0}
+"""
+
+
+def write_llama(folder, width=1536, wide=4096):
+    """A Llama of two layers in bfloat16, whose widest weights fill a segment of PyTorch's allocator; its tokens are bytes."""
+    from safetensors.torch import save_file
+
+    sizes = {"model.embed_tokens.weight": (256, width), "lm_head.weight": (256, width), "model.norm.weight": (width,)}
+    for layer in ("model.layers.0.", "model.layers.1."):
+        sizes |= {layer + f"{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
+        sizes |= {layer + f"self_attn.{name}_proj.weight": (width, width) for name in "qkvo"}
+        sizes |= {layer + f"mlp.{name}_proj.weight": (wide, width) for name in ("gate", "up")}
+        sizes |= {layer + "mlp.down_proj.weight": (width, wide)}
+    folder.mkdir()
+    save_file({name: torch.full(size, 0.01, dtype=torch.bfloat16) for name, size in sizes.items()}, folder / "model.safetensors")
+    shape = {"hidden_size": width, "intermediate_size": wide, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 256}
+    rest = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0}
+    architecture = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps({**architecture, **shape, **rest}))
+    letters = {chr(byte if 33 <= byte < 127 else 256 + byte): byte for byte in range(256)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": letters, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": level, "decoder": level, "model": model}))
+
+
+def test_our_trainer_faults_without_a_guard_too_and_never_by_default(libraries, overread, tmp_path):
+    """It was built against a CPU libtorch; a CUDA wheel of the same version has the same libraries, and more."""
+    if not torch.__version__.startswith(BUILT_FOR):
+        pytest.skip(f"the trainer is built for libtorch {BUILT_FOR}*, and this is {torch.__version__}")
+    program = under_device_sim.find_library("surefoot", "SUREFOOT_PROGRAM").with_name("surefoot-trainer")
+    write_llama(tmp_path / "model")
+    (tmp_path / "lora.yaml").write_text(TRAINED)
+    rows = ({"prompt": f"on {n % 10}", "completion": " " + "the 42. " * (n % 50 + 1)} for n in range(200))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = Path(torch.__file__).resolve().parent / "lib"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
+    environment.update(overread, HIP_ALLOC_LIB=str(libraries["--hip-alloc"].resolve()))
+    environment["LD_LIBRARY_PATH"] += "".join(f":{folder}" for folder in [built, *sorted(built.parents[1].glob("nvidia/*/lib"))])
+    environment.update(LD_PRELOAD=f"{overread['LD_PRELOAD']}:{built / 'libtorch_cuda.so'}", SUREFOOT_CACHE=str(tmp_path / "cache"))
+
+    def train(name, steps, **variables):
+        settings = ["--set", f"name={name}", "--set", f"train.max_steps={steps}"]
+        command = [program, "train", "lora.yaml", *settings]
+        return subprocess.run(command, env={**environment, **variables}, cwd=tmp_path, capture_output=True, text=True, timeout=3600)
+
+    for name, variables in {"theirs": {"HIP_ALLOC": "0"}, "unguarded": {"HIP_ALLOC_CONF": "guard:off"}}.items():
+        process = train(name, 300, **variables)
+        assert process.returncode != 0 and FAULT in process.stderr, process.stderr
+    process = train("default", STEPS)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith(f"done: {STEPS:,} steps\n")

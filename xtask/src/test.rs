@@ -122,10 +122,10 @@ fn everything(parts: &mut Parts, shell: &Shell, python: &Path, of_today: bool) {
     });
     parts.run("golden files", || references::golden(shell, python));
     parts.run("packages", || packages(shell));
-    // Real PyTorch's LoRA, five times as long as in the group of all tests.
+    // LoRAs of real PyTorch and of our trainer, five times as long as in the group of all tests.
     let guard = "python/tests/test_allocator_on_device.py";
     parts.run("the guard", || {
-        let test = cmd!(shell, "{python} -m pytest {guard} -k never_with_one");
+        let test = cmd!(shell, "{python} -m pytest {guard} -k never_by_default");
         Ok(test
             .args(python_libraries(shell)?)
             .env("SUREFOOT_LORA_STEPS", "10000")

@@ -257,7 +257,7 @@ impl State {
                 Effect::Kernel => {}
                 Effect::ReadBehind(operands) => {
                     let bytes = self.overread;
-                    let faults = |end: &&u64| !self.memory.is_mapped(**end, bytes);
+                    let faults = |end: &&u64| !self.memory.is_mapped_behind(**end, bytes);
                     if let Some(end) = operands.iter().find(faults) {
                         // As ROCm's runtime says it.
                         process::tell(&format!(

@@ -136,18 +136,21 @@ fn where_no_thread_can_be_started_nothing_is_kept_and_nobody_waits() {
 }
 
 #[test]
-fn a_constructor_of_a_library_may_fork_and_allocate_while_a_device_is_opened() {
+fn a_constructor_of_a_library_may_fork_and_allocate_while_a_device_is_opened_or_a_thread_started() {
     let folder = tempfile::tempdir().unwrap();
-    let output = Command::new(compile("loader.cpp", folder.path()))
-        .arg(library())
-        .arg(compile_library("in_constructor.cpp", folder.path()))
-        .output()
-        .unwrap();
-    assert_eq!(
-        String::from_utf8(output.stdout).unwrap(),
-        "forked in a constructor: 0\nallocated in a constructor: 1\nloaded: 1\n"
-    );
-    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    let program = compile("loader.cpp", folder.path());
+    let constructed = compile_library("in_constructor.cpp", folder.path());
+    for does in ["opens", "keeps"] {
+        let mut command = Command::new(&program);
+        let output = command.arg(library()).arg(&constructed).arg(does).output();
+        let output = output.unwrap();
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap(),
+            "forked in a constructor: 0\nallocated in a constructor: 1\nloaded: 1\n",
+            "{does}"
+        );
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{does}");
+    }
 }
 
 #[test]

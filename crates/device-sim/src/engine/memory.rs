@@ -292,27 +292,19 @@ impl Memory {
         inside.then_some(region)
     }
 
-    /// Whether all pages of a range belong to memory that a kernel may read.
-    pub(crate) fn is_mapped(&self, address: u64, size: u64) -> bool {
-        let end = (address + size).next_multiple_of(pages::PAGE);
-        let mut at = address / pages::PAGE * pages::PAGE;
-        while at < end {
-            let Some((_, region)) = self.regions.range(..=at).next_back() else {
-                return false;
-            };
-            let last = region.start + region.held.max(region.size).next_multiple_of(pages::PAGE);
-            if at >= last {
-                return false;
+    /// Whether a kernel may read `size` bytes behind an operand that ends here. No other allocation makes it so: ROCm leaves an
+    /// unmapped page between two of them (`HSA_SVM_GUARD_PAGES`, 1 by default).
+    pub(crate) fn is_mapped_behind(&self, operand: u64, size: u64) -> bool {
+        let Some((_, region)) = self.regions.range(..operand).next_back() else {
+            return false;
+        };
+        match region.kind {
+            Kind::Reserved => self.mappings.accessible(operand - 1, 1 + size),
+            _ => {
+                let held = region.held.max(region.size);
+                operand + size <= region.start + held.next_multiple_of(pages::PAGE)
             }
-            if region.kind == Kind::Reserved && !self.mappings.accessible(at, pages::PAGE) {
-                return false;
-            }
-            at = match region.kind {
-                Kind::Reserved => at + pages::PAGE,
-                _ => last,
-            };
         }
-        true
     }
 
     /// What a copy or memset of `size` bytes at `address` touches: device memory,
@@ -501,17 +493,15 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_mapped_where_memory_is() {
+    fn behind_an_operand_is_mapped_what_its_own_allocation_has() {
         let mut memory = memory(Budget::default());
         let first = memory.allocate(0, 5000, Kind::Device).unwrap();
-        let end = first + 2 * 4096;
-        assert!(memory.is_mapped(first, 5000) && memory.is_mapped(first + 5000, 3192));
-        assert!(!memory.is_mapped(first + 5000, 3193) && !memory.is_mapped(first - 1, 2));
+        assert!(memory.is_mapped_behind(first + 5000, 3192));
+        assert!(!memory.is_mapped_behind(first + 5000, 3193));
         let second = memory.allocate(0, 4096, Kind::Device).unwrap();
-        assert_eq!(second, end, "next to it");
-        assert!(memory.is_mapped(first + 5000, 4096));
-        free(&mut memory, second).unwrap();
-        assert!(!memory.is_mapped(first + 5000, 4096));
+        assert_eq!(second, first + 2 * 4096, "next to it");
+        assert!(!memory.is_mapped_behind(first + 5000, 4096));
+        assert!(!memory.is_mapped_behind(first, 1));
     }
 
     #[test]

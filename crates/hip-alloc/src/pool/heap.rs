@@ -273,18 +273,20 @@ impl Heap {
         bytes: u64,
         suits: impl Fn(&Block) -> bool,
     ) -> Option<BlockIndex> {
-        let fitting = self.empty.iter().enumerate().filter(|(_, index)| {
-            let block = &self.blocks[**index];
-            let of = self.spans[block.first].owner;
-            block.bytes >= bytes
-                && !block.serves_step
-                && (of == owner || of == Owner::ANYONE)
-                && suits(block)
-        });
-        let (at, _) = fitting.min_by_key(|(_, index)| {
-            let block = &self.blocks[**index];
-            (block.bytes, block.rank)
-        })?;
+        let mut best: Option<(usize, (u64, u32))> = None;
+        for (at, index) in self.empty.iter().enumerate() {
+            let block = &self.blocks[*index];
+            let order = (block.bytes, block.rank);
+            // What is dearest comes last: whether it suits takes a division.
+            let is_better = best.is_none_or(|(_, least)| order < least);
+            if is_better && block.bytes >= bytes && !block.serves_step {
+                let of = self.spans[block.first].owner;
+                if (of == owner || of == Owner::ANYONE) && suits(block) {
+                    best = Some((at, order));
+                }
+            }
+        }
+        let (at, _) = best?;
         Some(self.unlist_empty(at))
     }
 
