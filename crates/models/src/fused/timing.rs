@@ -120,11 +120,11 @@ impl Clock {
     }
 
     /// The median microseconds of a call.
-    fn median(&self, work: impl Fn() -> Result<(), Error>) -> Result<f64, Error> {
+    fn median<T>(&self, work: impl Fn() -> Result<T, Error>) -> Result<f64, Error> {
         let wait = || self.index.map_or(Ok(()), accelerator::synchronize);
         let round = || -> Result<f64, Error> {
             let began = Instant::now();
-            (0..CALLS).try_for_each(|_| work())?;
+            (0..CALLS).try_for_each(|_| work().map(drop))?;
             wait()?;
             Ok(began.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS))
         };
@@ -147,7 +147,7 @@ impl Clock {
             Ok(Timing {
                 what: "a matrix product",
                 way,
-                microseconds: self.median(|| Ok(drop(left.f_matmul(&right)?)))?,
+                microseconds: self.median(|| Ok(left.f_matmul(&right)?))?,
                 bytes: None,
                 flops: Some(2 * tokens * width * width),
             })
