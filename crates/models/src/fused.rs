@@ -5,7 +5,6 @@ mod norm;
 #[cfg(test)]
 #[cfg(unix)]
 pub(crate) mod tests;
-pub mod timing;
 
 use std::ffi::{CStr, OsString, c_void};
 use std::sync::{Arc, LazyLock};
@@ -70,12 +69,12 @@ pub fn use_kernels(how: UseKernels) {
     *CHOSEN.lock() = how;
 }
 
-fn chosen() -> UseKernels {
+pub(crate) fn chosen() -> UseKernels {
     *CHOSEN.lock()
 }
 
 /// Whether the kernels of a family were tried on a device, and compute there.
-fn is_used(device: Device, family: Family) -> bool {
+pub(crate) fn is_used(device: Device, family: Family) -> bool {
     let is_this = |tried: &(Device, Family, Option<_>)| (tried.0, tried.1) == (device, family);
     may_be_on(device)
         && TRIED
@@ -286,7 +285,7 @@ fn compared(
 }
 
 /// Any numbers between −2 and 2, the same ones each time.
-fn numbers(size: &[i64], (kind, device): (Kind, Device)) -> Result<Tensor, Error> {
+pub(crate) fn numbers(size: &[i64], (kind, device): (Kind, Device)) -> Result<Tensor, Error> {
     let count = size.iter().product::<i64>();
     let places = Tensor::f_arange_start(1, count + 1, (Kind::Double, Device::Cpu))?;
     let numbers = places.f_square()?.f_mul_scalar(0.7)?.f_sin()?;

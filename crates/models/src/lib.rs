@@ -30,6 +30,7 @@ pub mod pretrained;
 pub mod quant;
 pub mod tensor;
 pub mod text;
+pub mod timing;
 mod weight;
 
 pub use error::{Error, LFS_POINTER, is_lfs_pointer};

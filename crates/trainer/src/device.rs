@@ -1,6 +1,6 @@
 //! Which device a run uses, and how to say so.
 
-use models::fused::timing::Timing;
+use models::timing::Timing;
 use placement::{Policy, Verify};
 use tch::{Cuda, Device};
 
@@ -31,7 +31,7 @@ pub fn timings(choice: &str) -> Result<Vec<Timing>, Error> {
         Device::Cpu => (128, 512),
         _ => (2048, 4096),
     };
-    Ok(models::fused::timing::timings(device, size)?)
+    Ok(models::timing::timings(device, size)?)
 }
 
 /// The device that the config's `device` means on this machine.

@@ -187,7 +187,7 @@ impl TurnedHeads<'_> {
     }
 
     /// The same by operators.
-    pub(super) fn by_operators(&self) -> Result<Tensor, Error> {
+    pub(crate) fn by_operators(&self) -> Result<Tensor, Error> {
         let (_, _, _, width) = self.input.size4()?;
         let (_, _, pairs) = self.angles.cosines.size3()?;
         let mut heads = to_kind(self.input, Kind::Float)?;

@@ -198,7 +198,7 @@ impl<'a> RowNorm<'a> {
     }
 
     /// The same by operators.
-    pub(super) fn by_operators(&self) -> Result<[Tensor; 2], Error> {
+    pub(crate) fn by_operators(&self) -> Result<[Tensor; 2], Error> {
         let full = |tensor: &Tensor| to_kind(tensor, Kind::Float);
         let sum = match self.change {
             Some(change) => to_kind(&full(self.input)?.f_add(&full(change)?)?, self.input.kind())?,

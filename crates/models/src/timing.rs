@@ -7,10 +7,10 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex};
 
-use super::{
+use crate::Error;
+use crate::fused::{
     Angles, Family, RowNorm, TurnedHeads, UseKernels, chosen, is_used, numbers, use_kernels,
 };
-use crate::Error;
 use crate::quant::Nf4;
 
 /// One thing, done in one way.
