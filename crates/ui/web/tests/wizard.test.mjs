@@ -394,6 +394,15 @@ test("a model that is not here is downloaded by the run, and nothing before", as
   await page.context().close();
 });
 
+test("models to download are offered for a chat, too, and pictures in the folders below count", async () => {
+  const page = await open(place, "#/new");
+  await button(page, /^Chat/).click();
+  await page.locator(".card.absent").first().waitFor();
+  await page.goto(`http://127.0.0.1:${place.port}/#/data`);
+  await page.getByText("pictures, 5 videos, 14 with captions, in the folders below.").waitFor();
+  await page.context().close();
+});
+
 test("the eight keys, the form and the text are one config, and a mistake is always in sight", async () => {
   const page = await open(place, "#/new");
   await button(page, /^small/).click();
