@@ -30,10 +30,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         .and_then(|allocator| trainer::encode(&config, &allocator, &mut display));
     display.clear();
     let done = done.map_err(failure)?;
+    let what = config.data.media_words();
     let text = match json {
         true => serde_json::to_string_pretty(&done)?,
         false => format!(
-            "{}: {} clips to train on, {} held out; {} clips and {} captions were encoded now",
+            "{}: {} {what} to train on, {} held out; {} {what} and {} captions were encoded now",
             done.folder.display(),
             done.clips,
             done.held_out,

@@ -171,6 +171,17 @@ section! {
 }
 
 impl DataConfig {
+    /// What one learns from, for sentences with numbers of them.
+    pub fn media_words(&self) -> &'static str {
+        let is_moving =
+            self.num_frames.is_some() || self.frame_extraction == Some(FrameExtraction::Full);
+        match (is_moving, &self.other_resolutions) {
+            (true, _) => "clips",
+            (false, None) => "pictures",
+            (false, Some(_)) => "sizes of pictures",
+        }
+    }
+
     /// Whether the held-out loss is measured on other data than the training data.
     pub(crate) fn has_eval_data(&self) -> bool {
         self.eval_dataset.is_some() || self.eval_split.is_some()

@@ -53,7 +53,7 @@ pub struct ShownMedium {
     pub clips: Vec<(u32, u32)>,
 }
 
-/// The first `count` media at `path`, for a model.
+/// The first `count` media at `path` by name, for a model.
 pub(crate) fn shown_media(
     config: &Config,
     path: &Path,
@@ -68,7 +68,12 @@ pub(crate) fn shown_media(
     let buckets = buckets(config, model)?;
     let geometry = model.geometry();
     let fps = frame_rate(config, geometry.fps);
-    let found = sources::find(&path, &config.data)?;
+    let mut found = sources::find(&path, &config.data)?;
+    // As people count them, which training need not do: 2.png before 10.png.
+    found.sort_by_cached_key(|found| {
+        let path = found.source.path();
+        (path.parent().map(Path::to_owned), sources::natural(path))
+    });
     Ok(ShownMedia {
         fps,
         trigger_word: config.data.trigger_word.clone(),

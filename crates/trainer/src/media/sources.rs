@@ -573,7 +573,7 @@ pub(super) fn ending(path: &Path) -> String {
 }
 
 /// A key for natural sorting: `frame2` before `frame10`.
-fn natural(path: &Path) -> Vec<(String, u64)> {
+pub(super) fn natural(path: &Path) -> Vec<(String, u64)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (mut parts, mut text, mut number) = (Vec::new(), String::new(), None::<u64>);
     for character in name.chars() {

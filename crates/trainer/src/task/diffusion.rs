@@ -350,8 +350,9 @@ impl Task for DiffusionTask {
 
     fn data_description(&self) -> String {
         let data = &self.config.data;
+        let what = data.media_words();
         format!(
-            "{}: {} clips to train on, {} held out ({} clips and {} captions encoded now)",
+            "{}: {} {what} to train on, {} held out ({} {what} and {} captions encoded now)",
             data.path.as_deref().unwrap_or(Path::new("")).display(),
             self.data.training.len(),
             self.data.held_out.len(),

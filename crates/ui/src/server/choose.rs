@@ -313,8 +313,10 @@ impl Seen {
             counts.videos += u64::from(has(name, &VIDEOS));
             counts.texts += u64::from(has(name, &TEXTS));
             let stem = name.rsplit_once('.').map_or(&**name, |(stem, _)| stem);
-            let caption = format!("{stem}.txt");
-            counts.captioned += u64::from(is_media && self.files.contains_key(&caption));
+            let has_caption = [name, stem]
+                .into_iter()
+                .any(|name| self.files.contains_key(&format!("{name}.txt")));
+            counts.captioned += u64::from(is_media && has_caption);
         }
         counts
     }
@@ -338,6 +340,7 @@ mod tests {
             ("cats/1.PNG", ""),
             ("cats/1.txt", "a cat"),
             ("cats/2.jpg", ""),
+            ("cats/2.jpg.txt", "a cat"),
             ("cats/film.mp4", ""),
             ("cats/.hidden.png", ""),
             ("notes.jsonl", "{}"),
@@ -355,8 +358,8 @@ mod tests {
         let wanted = Counts {
             images: 2,
             videos: 1,
-            texts: 1,
-            captioned: 1,
+            texts: 2,
+            captioned: 2,
         };
         assert_eq!(cats.counts, wanted);
         assert_eq!(found.folders[0].counts, wanted);

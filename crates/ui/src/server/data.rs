@@ -33,7 +33,7 @@ type Of<T> = Shared<Arc<T>>;
 const DEFAULT_ROWS: u64 = 20;
 const MAX_ROWS: u64 = 10_000;
 /// How many data sets are kept.
-const MAX_DATA_SETS: usize = 8;
+const MAX_DATA_SETS: usize = 16;
 /// What files of captions are called that are changed from the page; a config may call anything a caption.
 const CAPTION_EXTENSIONS: [&str; 3] = ["txt", "caption", "tags"];
 /// The longest caption, in bytes.

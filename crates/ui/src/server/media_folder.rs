@@ -50,6 +50,9 @@ const NAMES_MEDIA: &str = "metadata.jsonl";
 pub(super) struct Wanted {
     /// An allowed folder.
     path: PathBuf,
+    /// Whether the folders below it are left out.
+    #[serde(default)]
+    only_here: bool,
 }
 
 /// What a medium is.
@@ -90,7 +93,7 @@ pub(super) struct MediaFolder {
 /// Lists a folder.
 pub(super) async fn open(
     Shared(state): Of<State>,
-    Body(Wanted { path }): Body<Wanted>,
+    Body(Wanted { path, only_here }): Body<Wanted>,
 ) -> Answer<Json<MediaFolder>> {
     let permit = state.scans.clone().acquire_owned().await.ok();
     blocking(move || {
@@ -110,7 +113,8 @@ pub(super) async fn open(
             caption_bytes: MAX_CAPTIONS_BYTES,
             until: Instant::now() + LISTING,
         };
-        let is_cut = !walk.add(FilePath::new(""), DEPTH);
+        let depth = if only_here { 0 } else { DEPTH };
+        let is_cut = !walk.add(FilePath::new(""), depth);
         let Walk { media, known, .. } = walk;
         let set = Set::new(&state, path.clone(), root, known, true);
         let set = lock(&state.sets).add(set);

@@ -742,6 +742,8 @@ export type UnchangedCaption = {
 export type Wanted = {
   /** An allowed folder. */
   path: string;
+  /** Whether the folders below it are left out. */
+  only_here?: boolean;
 };
 
 /** What a job does. */

@@ -39,6 +39,16 @@ export function whole(value: number | null | undefined): string {
   return value === null || value === undefined ? UNKNOWN : Math.round(value).toLocaleString("en");
 }
 
+/** `1 picture`, `20 pictures`; nothing for none. */
+export const some = (count: number, one: string, many = `${one}s`) => count > 0 && `${whole(count)} ${count === 1 ? one : many}`;
+
+/** `20 pictures and 3 videos`. */
+export const media = (pictures: number, videos: number) =>
+  [some(pictures, "picture"), some(videos, "video")].filter(Boolean).join(" and ") || "0 pictures";
+
+/** The order of names as people count: 2.png before 10.png. */
+export const byName = new Intl.Collator("en", { numeric: true }).compare;
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value: number | null | undefined): string {

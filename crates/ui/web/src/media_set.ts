@@ -45,7 +45,7 @@ export class MediaSet {
   }
 
   static async open(path: string): Promise<MediaSet> {
-    return new MediaSet((await send<MediaFolder>("POST", "/api/media", { path }))!);
+    return new MediaSet((await send<MediaFolder>("POST", "/api/media", { path, only_here: false }))!);
   }
 
   close() {

@@ -41,8 +41,8 @@ export interface Template {
   goal: Goal;
   /** `model.name_or_path`; unset trains a model from nothing. */
   model: string | null;
-  /** The model on the hub that its comment names. */
-  hub: string | null;
+  /** The models on the hub that its comment names in parentheses. */
+  hub: string[];
 }
 
 const FILES = import.meta.glob<string>("../../../../configs/*.yaml", { query: "?raw", import: "default", eager: true });
@@ -58,16 +58,18 @@ function template(path: string, file: string): Template {
   const text = file.replace(/^# yaml-language-server.*\n/, "");
   const config = Config.parse(text);
   const comment = /^(?:#.*\n)+/.exec(text)?.[0] ?? "";
+  const words = comment.replace(/^# ?/gm, "").replaceAll("\n", " ").trim();
+  const inParentheses = [...words.matchAll(/\(([^)]*)\)/g)].map(([, inside]) => inside!);
   const frames = value(config, "data.num_frames");
   let goal: Goal = "text";
   if (value(config, "data.resolution") !== null) goal = frames === null ? "image" : "video";
   return {
     name: path.slice(path.lastIndexOf("/") + 1, -".yaml".length),
-    about: firstSentence(comment.replace(/^# ?/gm, "").replaceAll("\n", " ").trim()),
+    about: firstSentence(words),
     text,
     goal,
     model: value(config, "model.name_or_path"),
-    hub: /\(([\w.-]+\/[\w.-]+)\)/.exec(comment)?.[1] ?? null,
+    hub: inParentheses.flatMap((inside) => inside.match(/[\w-]+\/[\w.-]*\w/g) ?? []),
   };
 }
 
@@ -81,7 +83,7 @@ const base = (name: string) => name.split("/").at(-1)!.toLowerCase();
 
 /** The template that was written for a model, to teach it texts. */
 function templateFor(goal: Goal, model: string): Template | undefined {
-  const names = (template: Template) => [template.model, template.hub].filter((name) => name !== null).map(base);
+  const names = (template: Template) => [template.model, ...template.hub].filter((name) => name !== null).map(base);
   const texts = TEMPLATES.filter((template) => !/^preference:/m.test(template.text));
   return texts.find((template) => template.goal === goal && names(template).includes(base(model)));
 }
@@ -178,6 +180,14 @@ export function begin(goal: Goal, model: string, keys: Record<string, string | n
   const text = templateFor(goal, model)?.text ?? GENERAL[goal];
   const name = model.startsWith("/") ? written(model) : scalar(model);
   return withKeys(text, { "model.name_or_path": name, ...keys });
+}
+
+/** Models on the hub for a goal, with what the template for it says of pictures and videos. */
+export function onHub(goal: Goal): { name: string; about: string | null }[] {
+  const isText = goal === "chat" || goal === "text";
+  return TEMPLATES.filter((template) => template.goal === (isText ? "text" : goal)).flatMap(({ hub, about }) =>
+    hub.map((name) => ({ name, about: isText ? null : about.replace(/ \([\w-]+\/[^)]*\)/g, "") })),
+  );
 }
 
 /** Whether a model is one for a goal. */

@@ -110,6 +110,13 @@ test("what is different between two texts is told line by line", async () => {
   assert.equal(told("x\na\nx", "x"), " x|-a|-x");
 });
 
+test("pictures and videos are counted in words, and named files as people count", async () => {
+  const { byName, media } = await load("format.ts");
+  const said = [media(20, 0), media(1, 1), media(0, 2000), media(0, 0)];
+  assert.deepEqual(said, ["20 pictures", "1 picture and 1 video", "2,000 videos", "0 pictures"]);
+  assert.deepEqual(["10.png", "2.png", "b/1.png", "1.png"].sort(byName), ["1.png", "2.png", "10.png", "b/1.png"]);
+});
+
 test("numbers below each other have the same decimals", async () => {
   const { bytesLike, decimals, ticks } = await load("format.ts");
   assert.deepEqual([1.4, 12.34567, 0.5, 1234.5, 0, 2e-5, null].map(decimals), [

@@ -126,12 +126,13 @@ async function toData(
 async function finish(
   /** @type {import("./place.mjs").TestPage} */ page,
   /** @type {string} */ run,
-  /** @type {{ settings: Record<string, string>, made: string, checkpoint?: string, goesOn?: boolean }} */ answer,
+  /** @type {{ settings: Record<string, string>, made: string, checkpoint?: string, goesOn?: boolean, result?: string }} */ answer,
 ) {
   await page.locator(".actions .badge.completed").waitFor();
   await button(page, "Add to the queue").click();
   await page.waitForSelector(`li[aria-label$="${run}, completed"]`, { timeout: 240_000 });
   await page.locator("li.job").getByRole("link", { name: run, exact: true }).click();
+  if (answer.result) await page.getByText("What it learned:").getByText(answer.result).waitFor();
   await page.locator("form.ask textarea").fill("what is new");
   for (const [name, value] of Object.entries(answer.settings)) await page.locator("form.ask").getByLabel(name).fill(value);
   const ask = async (/** @type {string} */ title) => {
@@ -219,8 +220,16 @@ test("a LoRA of pictures is trained from a folder that was empty, and its data a
   await button(page, "Up").click();
   await bring(page, "my cats", "cats");
   await page.getByText("12 pictures, 9 with captions").waitFor();
+  // Before it is chosen, and as people count: 2.png before 10.png.
+  await page.waitForFunction(() => document.querySelectorAll(".glimpse img").length === 12);
+  const names = (/** @type {string} */ selector) =>
+    page.locator(selector).evaluateAll((all) => all.map((each) => each.textContent || each.getAttribute("title")));
+  const counted = Array.from({ length: 12 }, (_, cat) => `${cat}.png`);
+  assert.deepEqual(await names(".glimpse img"), counted);
+  await page.waitForFunction(() => document.querySelector(".glimpse img").naturalWidth > 0);
   await button(page, "Use this folder").click();
   await page.waitForFunction(() => document.querySelector(".media img")?.naturalWidth === 96);
+  assert.deepEqual(await names(".media .file"), counted);
   assert.deepEqual(await serious(page), []);
   await picture(page, "new-data", page.locator("main"), 750);
   await button(page, "Continue").click();
@@ -228,8 +237,9 @@ test("a LoRA of pictures is trained from a folder that was empty, and its data a
   for (const [name, value] of Object.entries({ Name: "cats", Steps: "2", Size: "64", "Prompts for samples": "" })) {
     await enter(page, new RegExp(`^${name}`), value);
   }
-  await finish(page, "cats", PICTURE);
+  await finish(page, "cats", { ...PICTURE, result: "runs/cats/adapter" });
   assert.ok(existsSync(join(place.runs, "cats/adapter")));
+  assert.match(readFileSync(join(place.runs, "cats/output.log"), "utf8"), /: \d+ pictures to train on, /);
 });
 
 test("a LoRA of videos is trained from a folder that was empty", async () => {
@@ -381,6 +391,15 @@ test("a model that is not here is downloaded by the run, and nothing before", as
   assert.ok(await button(page, "Estimate memory and time").isDisabled());
   assert.ok(await button(page, "Show the data").isDisabled());
   assert.ok(asked.includes("/api/check") && !asked.includes("/api/data") && !asked.includes("/api/dry-run"), asked.join(" "));
+  await page.context().close();
+});
+
+test("models to download are offered for a chat, too, and pictures in the folders below count", async () => {
+  const page = await open(place, "#/new");
+  await button(page, /^Chat/).click();
+  await page.locator(".card.absent").first().waitFor();
+  await page.goto(`http://127.0.0.1:${place.port}/#/data`);
+  await page.getByText("pictures, 5 videos, 14 with captions, in the folders below.").waitFor();
   await page.context().close();
 });
 

@@ -1,7 +1,7 @@
 // The third step to a run: a folder of data, or a file, inside those that are allowed.
 import { useEffect, useState } from "preact/hooks";
-import { type FolderContent, read } from "../api";
-import { bytes, whole } from "../format";
+import { type FolderContent, type MediaFolder, read, send } from "../api";
+import { byName, bytes, some, whole } from "../format";
 import type { Goal } from "../recipes";
 import { Problem } from "../widgets";
 import { AddFiles, NewFolder } from "./add_files";
@@ -10,12 +10,10 @@ type FolderCounts = Pick<FolderContent, "images" | "videos" | "texts" | "caption
 
 /** What is in a folder, in words. */
 function counted({ images, videos, texts, captioned }: FolderCounts): string {
-  const some = (count: number, one: string, many: string) => count > 0 && `${whole(count)} ${count === 1 ? one : many}`;
-  const media = images + videos;
   const parts = [
-    some(images, "picture", "pictures"),
-    some(videos, "video", "videos"),
-    media > 0 ? `${whole(captioned)} with captions` : some(texts, "text file", "text files"),
+    some(images, "picture"),
+    some(videos, "video"),
+    images + videos > 0 ? `${whole(captioned)} with captions` : some(texts, "text file"),
   ];
   return parts.filter(Boolean).join(", ");
 }
@@ -34,6 +32,45 @@ export function doubtOf(goal: Goal, { images, videos, texts, captioned }: Folder
     return { text, isFatal: false };
   }
   return media < 10 ? { text: "Fewer than ten are easily memorised instead of learned.", isFatal: false } : null;
+}
+
+/** What a folder has with those in it, in which the trainer looks for pictures and videos, too. */
+function withBelow(content: FolderContent): FolderCounts {
+  const sum = (key: "images" | "videos" | "captioned") => content.folders.reduce((sum, folder) => sum + folder[key], content[key]);
+  return { images: sum("images"), videos: sum("videos"), captioned: sum("captioned"), texts: content.texts };
+}
+
+/** How many pictures of a folder are shown before it is chosen. */
+const MAX_SHOWN = 12;
+
+/** The first pictures of a folder, so that one sees that it is the right one. */
+function Glimpse({ path }: { path: string }) {
+  const [pictures, setPictures] = useState<{ file: string; address: string }[]>([]);
+  useEffect(() => {
+    let ended = false;
+    send<MediaFolder>("POST", "/api/media", { path, only_here: true }).then(
+      (found) => {
+        if (ended || !found) return;
+        const all = found.media.map(({ file, width }, place) => ({ file, width, address: `/api/data/${found.set}/${place}/thumbnail` }));
+        const readable = all.filter(({ width }) => width !== null);
+        setPictures(readable.sort((one, other) => byName(one.file, other.file)).slice(0, MAX_SHOWN));
+      },
+      // What is wrong with the folder is told by whoever chooses it.
+      () => {},
+    );
+    return () => {
+      ended = true;
+    };
+  }, [path]);
+  return (
+    <ul class="glimpse" aria-label="The first pictures">
+      {pictures.map(({ file, address }) => (
+        <li key={address}>
+          <img src={address} alt={file} title={file} loading="lazy" />
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 interface ChooseDataProps {
@@ -59,7 +96,8 @@ export function ChooseData({ goal, chosen, onChoose, onCaptions }: ChooseDataPro
       (found) => {
         if (ended) return;
         setProblem(null);
-        const [only, ...others] = found.folders;
+        const [only, ...others] = found.folders.sort((one, other) => byName(one.name, other.name));
+        found.files.sort((one, other) => byName(one.name, other.name));
         if (found.path === null && only && others.length === 0) {
           // There is nothing to choose.
           setOnly(true);
@@ -73,7 +111,9 @@ export function ChooseData({ goal, chosen, onChoose, onCaptions }: ChooseDataPro
     };
   }, [path, turn]);
   const here = content?.path ?? null;
-  const doubt = content && here !== null && goal !== null ? doubtOf(goal, content) : null;
+  const counts = content && (goal === "chat" || goal === "text" ? content : withBelow(content));
+  const isBelow = content !== null && counts !== null && content.images + content.videos === 0 && counts.images + counts.videos > 0;
+  const doubt = counts && here !== null && goal !== null ? doubtOf(goal, counts) : null;
   return (
     <div class="picker">
       <Problem text={problem} />
@@ -94,7 +134,7 @@ export function ChooseData({ goal, chosen, onChoose, onCaptions }: ChooseDataPro
           {here !== null && (
             <button
               type="button"
-              class={chosen === here ? "" : "primary"}
+              class={chosen === here || isBelow ? "" : "primary"}
               disabled={doubt?.isFatal ?? false}
               onClick={() => onChoose(here)}
             >
@@ -105,10 +145,12 @@ export function ChooseData({ goal, chosen, onChoose, onCaptions }: ChooseDataPro
       </div>
       {content && here !== null && (
         <p class="note">
-          {counted(content) || "Nothing to train on here."} {doubt && <b class={doubt.isFatal ? "" : "doubt"}>{doubt.text}</b>}
+          {(counts && counted(counts)) || "Nothing to train on here."}
+          {isBelow && ", in the folders below."} {doubt && <b class={doubt.isFatal ? "" : "doubt"}>{doubt.text}</b>}
           {content.is_cut && " There is more than is listed."}
         </p>
       )}
+      {here !== null && content !== null && content.images > 0 && <Glimpse key={`${here} ${content.images}`} path={here} />}
       {here !== null && <AddFiles path={here} onAdded={() => setTurn(turn + 1)} />}
       <ul class="entries">
         {content?.folders.map((folder) => (

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Asked, type Fit, type FoundModel, type FoundModels, read, send } from "../api";
 import { bytes } from "../format";
-import { begin, type Goal, suits, TEMPLATES, type Verdict, verdict } from "../recipes";
+import { begin, type Goal, onHub, suits, type Verdict, verdict } from "../recipes";
 import { Problem } from "../widgets";
 
 /** A model that was chosen. */
@@ -68,9 +68,7 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
   const models = useMemo(() => found?.models.filter((model) => suits(goal, model)) ?? [], [found, goal]);
   const verdicts = useVerdicts(goal, models);
   const known = new Set(found?.models.map((model) => model.name));
-  const elsewhere = [...new Set(TEMPLATES.filter((template) => template.goal === goal).map((template) => template.hub))].filter(
-    (name): name is string => name !== null && !known.has(name),
-  );
+  const elsewhere = onHub(goal).filter(({ name }) => !known.has(name));
   return (
     <>
       <Problem text={problem} />
@@ -120,10 +118,11 @@ export function ChooseModel({ goal, onChoose }: { goal: Goal; onChoose: (model: 
             </li>
           );
         })}
-        {elsewhere.map((name) => (
+        {elsewhere.map(({ name, about }) => (
           <li key={name}>
             <button type="button" class="card absent" onClick={() => onChoose({ name, keys: {}, isHere: false })}>
               <b>{name}</b>
+              {about && <span class="note">{about}</span>}
               <span class="note">Not on this machine: downloaded from the Hugging Face hub when the run starts.</span>
             </button>
           </li>

@@ -1,7 +1,7 @@
 // The training data of a config: rows of text with the trained tokens marked, or pictures and videos with captions.
 import { useEffect, useState } from "preact/hooks";
 import { type Asked, type Detail, type NewJob, Refused, read, runPath, send } from "../api";
-import { whole } from "../format";
+import { media as inWords, whole } from "../format";
 import { Problem, Section, useTitle } from "../widgets";
 
 interface Piece {
@@ -211,12 +211,14 @@ function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null
   const pages = Math.max(1, Math.ceil(places.length / PAGE));
   const at = Math.min(page, pages - 1);
   const wrong = media.media.filter((medium) => medium.problem !== null).length;
+  const stills = media.media.filter(({ kind }) => kind === "image").length;
   return (
     <>
       <p>
-        {whole(media.count)} pictures and videos in <code>{media.folder}</code>
-        {media.media.length < media.count && `, the first ${media.media.length} of them shown here`}.
-        {media.trigger_word !== null && ` The word "${media.trigger_word}" is added to captions.`}
+        {media.media.length < media.count
+          ? `The first ${media.media.length} of ${whole(media.count)} pictures and videos`
+          : inWords(stills, media.count - stills)}{" "}
+        in <code>{media.folder}</code>.{media.trigger_word !== null && ` The word "${media.trigger_word}" is added to captions.`}
         {wrong > 0 && <b class="wrong"> {wrong} cannot be used for training.</b>}
       </p>
       {!media.editable && <p class="note">These captions are read-only: to edit them, start surefoot ui with --data FOLDER.</p>}

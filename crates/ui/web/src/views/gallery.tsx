@@ -1,7 +1,7 @@
 // Pictures and videos in a grid of which only what is in sight exists, with what is done to many of them.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { lookAlike } from "../captions";
-import { bytes, whole } from "../format";
+import { byName, bytes, media as inWords, whole } from "../format";
 import type { MediaSet } from "../media_set";
 import { Confirm, Problem } from "../widgets";
 import { Bulk } from "./bulk";
@@ -57,7 +57,11 @@ export function Gallery({ media, onAgain }: { media: MediaSet; onAgain: () => vo
     broken: (medium) => problemOf(medium) !== null,
     video: (medium) => folder.media[medium]!.kind === "video",
   };
-  const present = useMemo(() => folder.media.map((_, medium) => medium).filter((medium) => !gone.has(medium)), [folder, gone]);
+  const byNames = useMemo(
+    () => folder.media.map((_, medium) => medium).sort((one, other) => byName(folder.media[one]!.file, folder.media[other]!.file)),
+    [folder],
+  );
+  const present = useMemo(() => byNames.filter((medium) => !gone.has(medium)), [byNames, gone]);
   const shown = useMemo(() => {
     const words = sought.toLowerCase();
     const found = present.filter(
@@ -86,8 +90,8 @@ export function Gallery({ media, onAgain }: { media: MediaSet; onAgain: () => vo
   return (
     <section aria-label="Pictures and videos">
       <p>
-        {whole(present.length)} pictures and videos, {bare === 0 ? "all with a caption" : `${whole(bare)} without a caption`}.
-        {folder.is_cut && " There are more than are shown here."}
+        {inWords(present.length - counts("video"), counts("video"))},{" "}
+        {bare === 0 ? "all with a caption" : `${whole(bare)} without a caption`}.{folder.is_cut && " There are more than are shown here."}
       </p>
       <div class="controls">
         <label>

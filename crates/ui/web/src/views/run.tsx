@@ -52,6 +52,8 @@ export function RunView({ name }: { name: string }) {
   const running = detail.state === "running";
   const { facts } = detail;
   const canTry = !running && facts && (facts.generate || (facts.generate_checkpoint && detail.checkpoints.length > 0));
+  const options = (!running && facts?.generate) || [];
+  const loras = options.flatMap((option) => /^--lora(?:-2)?=(.*?)(?::1)?$/.exec(option)?.[1] ?? []);
   const example = samples?.sets.at(-1)?.samples[0]?.prompt.trim() ?? "";
   return (
     <main>
@@ -126,6 +128,11 @@ export function RunView({ name }: { name: string }) {
         {left !== null && <span class="note">{duration(left)} left</span>}
         <code class="path">{detail.path}</code>
       </div>
+      {loras.length > 0 && (
+        <p class="note">
+          What it learned: <code class="path">{loras.join(" ")}</code>. ComfyUI finds it in its folder <code>models/loras</code>.
+        </p>
+      )}
       <dl class="figures">
         <Figure name="Training loss" value={number(now.loss)} />
         <Figure name="Held-out loss" value={number(now.eval_loss)} />
