@@ -130,7 +130,7 @@ async function finish(
 ) {
   await page.locator(".actions .badge.completed").waitFor();
   await button(page, "Add to the queue").click();
-  await page.waitForSelector(`li[aria-label$="${run}, completed"]`, { timeout: 240_000 });
+  await page.waitForSelector(`li[aria-label$="${run}, completed"]`, { timeout: 600_000 });
   await page.locator("li.job").getByRole("link", { name: run, exact: true }).click();
   if (answer.result) await page.getByText("What it learned:").getByText(answer.result).waitFor();
   await page.locator("form.ask textarea").fill("what is new");
@@ -292,7 +292,7 @@ test("four steps with the keyboard alone", async () => {
   await page.keyboard.press("Tab");
   await page.locator(".actions .badge.completed").waitFor();
   await press(button(page, "Add to the queue"));
-  await page.waitForSelector('li[aria-label$="keys, completed"]', { timeout: 240_000 });
+  await page.waitForSelector('li[aria-label$="keys, completed"]', { timeout: 600_000 });
   await press(page.getByRole("link", { name: "Open keys" }));
   await page.getByRole("heading", { name: "keys" }).waitFor();
   await page.context().close();
