@@ -15,10 +15,11 @@ use tch::{Device, Kind, Tensor};
 pub use config::{ConditionerConfig, TransformerConfig};
 
 use self::conditioner::Conditioner;
-use self::layers::{Block, Modulation, Times, initial, modulated};
+use self::layers::{Block, Modulation, Times, initial};
 use super::model::T5_TOKENS;
 use crate::Error;
 use crate::diffusion::objective::TRAIN_STEPS;
+use crate::diffusion::parts::double::modulated_as;
 use crate::diffusion::parts::rotary::Rotary;
 use crate::diffusion::parts::time::{TimeEmbedding, sinusoids};
 use crate::diffusion::{Conditions, Denoiser, TEXT, TEXT_TOKENS};
@@ -32,7 +33,7 @@ pub(super) const PATCH: i64 = 2;
 /// Base of the rotary frequencies before they are stretched.
 const THETA: f64 = 10_000.0;
 
-/// Of the norm of the time.
+/// Of the norms of the time and of the residual stream.
 const EPSILON: f64 = 1e-6;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
@@ -131,7 +132,7 @@ impl Transformer {
             added: &inputs[2],
         };
         let [shift, scale] = self.last.rows(&times, dropout)?;
-        let normed = modulated(&stream, &shift, &scale)?;
+        let normed = modulated_as(Kind::Float, &stream, (&shift, &scale), EPSILON)?;
         let patches = self.output.forward(&normed, dropout)?;
         self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
     }

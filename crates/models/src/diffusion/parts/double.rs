@@ -38,6 +38,16 @@ impl Shared {
 /// The layer norm of a stream, scaled and shifted by vectors `[batch, 1, width]`, in the stream's type.
 pub(crate) fn modulated(
     stream: &Tensor,
+    vectors: (&Tensor, &Tensor),
+    epsilon: f64,
+) -> Result<Tensor, Error> {
+    modulated_as(stream.kind(), stream, vectors, epsilon)
+}
+
+/// [`modulated`], in the type `kind`.
+pub(crate) fn modulated_as(
+    kind: Kind,
+    stream: &Tensor,
     (shift, scale): (&Tensor, &Tensor),
     epsilon: f64,
 ) -> Result<Tensor, Error> {
@@ -49,15 +59,18 @@ pub(crate) fn modulated(
             factor: Some(&factor),
             shift: Some(shift),
             is_centred: true,
-            ..RowNorm::new(stream, None, epsilon, stream.kind())
+            ..RowNorm::new(stream, None, epsilon, kind)
         };
         if let Some([changed, _]) = norm.by_kernel()? {
             return Ok(changed);
         }
     }
     let normed = to_kind(stream, Kind::Float)?.f_layer_norm([width], none, none, epsilon, true)?;
-    let changed = normed.f_mul(&factor)?.f_add(shift)?;
-    to_kind(&changed, stream.kind())
+    let scaled = normed.f_mul(&factor)?;
+    drop(normed);
+    let changed = scaled.f_add(shift)?;
+    drop(scaled);
+    to_kind(&changed, kind)
 }
 
 /// The stream plus `gate` times the change, in the stream's type.

@@ -19,7 +19,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use config::TransformerConfig;
 
-use self::layers::{Block, Modulation, Shared, layer_norm};
+use self::layers::{Block, Modulation, Shared};
 use super::model::CONDITION;
 use crate::Error;
 use crate::diffusion::parts::rotary::Rotary;
@@ -161,7 +161,7 @@ impl Transformer {
             rows: &rows,
             first: shared.first,
         };
-        let normed = rows.modulated(layer_norm(&stream, None, self.config.eps)?, 0)?;
+        let normed = rows.modulated(stream, 0, (self.config.eps, Kind::Float))?;
         let patches = self.output.forward(&normed, dropout)?;
         self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
     }

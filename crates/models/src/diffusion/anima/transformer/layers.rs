@@ -5,15 +5,13 @@
 
 use tch::{Kind, Tensor};
 
-use super::TransformerConfig;
+use super::{EPSILON, TransformerConfig};
 use crate::Error;
+use crate::diffusion::parts::double::{gated, modulated};
 use crate::diffusion::parts::rotary::Rotary;
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, to_kind};
-
-/// Added to the variance of the residual stream.
-const EPSILON: f64 = 1e-6;
 
 /// diffusers' epsilon of the norms of queries and keys.
 const HEAD_NORM_EPSILON: f64 = 1e-5;
@@ -83,13 +81,8 @@ impl Block {
         work: impl FnOnce(Tensor) -> Result<Tensor, Error>,
     ) -> Result<Tensor, Error> {
         let [shift, scale, gate] = self.modulations[number].rows(times, dropout)?;
-        let normed = to_kind(&modulated(stream, &shift, &scale)?, stream.kind())?;
-        let change = to_kind(&work(normed)?, Kind::Float)?;
-        let gated = change.f_mul(&gate)?;
-        drop(change);
-        let sum = to_kind(stream, Kind::Float)?.f_add(&gated)?;
-        drop(gated);
-        to_kind(&sum, stream.kind())
+        let change = work(modulated(stream, (&shift, &scale), EPSILON)?)?;
+        gated(stream, &gate, change)
     }
 
     fn feed_forward(&self, input: Tensor, dropout: bool) -> Result<Tensor, Error> {
@@ -201,21 +194,6 @@ impl Modulation {
             second: self.second.with_base(map)?,
         })
     }
-}
-
-/// The normalised stream, scaled and shifted, in fp32.
-pub(super) fn modulated(stream: &Tensor, shift: &Tensor, scale: &Tensor) -> Result<Tensor, Error> {
-    let width = stream.size3()?.2;
-    let normed = to_kind(stream, Kind::Float)?.f_layer_norm(
-        [width],
-        None::<&Tensor>,
-        None::<&Tensor>,
-        EPSILON,
-        true,
-    )?;
-    let scaled = normed.f_mul(&scale.f_add_scalar(1.0)?)?;
-    drop(normed);
-    Ok(scaled.f_add(shift)?)
 }
 
 /// How matrices with so many inputs are drawn.

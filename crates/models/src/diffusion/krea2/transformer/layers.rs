@@ -9,6 +9,7 @@ use crate::Error;
 use crate::diffusion::krea2::names::BLOCKS;
 use crate::diffusion::parts::double::{gated, linear, mixed, normed, vectors};
 use crate::diffusion::parts::rotary::Rotary;
+use crate::fused::RowNorm;
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
@@ -123,10 +124,23 @@ pub(super) fn modulated(
     stream: &Tensor,
     vectors: Option<(&Tensor, &Tensor)>,
 ) -> Result<Tensor, Error> {
+    let factor = vectors
+        .map(|(scale, _)| scale.f_add_scalar(1.0))
+        .transpose()?;
+    if let Some(weight) = norm.weight_of_kernel()? {
+        let fused = RowNorm {
+            factor: factor.as_ref(),
+            shift: vectors.map(|(_, shift)| shift),
+            ..RowNorm::new(stream, Some(&weight), norm.epsilon, stream.kind())
+        };
+        if let Some([changed, _]) = fused.by_kernel()? {
+            return Ok(changed);
+        }
+    }
     let normed = norm.forward(stream)?;
-    let changed = match vectors {
-        Some((scale, shift)) => normed.f_mul(&scale.f_add_scalar(1.0)?)?.f_add(shift)?,
-        None => normed,
+    let changed = match (factor, vectors) {
+        (Some(factor), Some((_, shift))) => normed.f_mul(&factor)?.f_add(shift)?,
+        _ => normed,
     };
     to_kind(&changed, stream.kind())
 }

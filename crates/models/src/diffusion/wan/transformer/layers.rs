@@ -7,7 +7,9 @@ use tch::{Kind, Tensor};
 
 use super::TransformerConfig;
 use crate::Error;
+use crate::diffusion::parts::double::{gated, modulated_as};
 use crate::diffusion::parts::rotary::Rotary;
+use crate::fused::{self, RowNorm};
 use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
@@ -129,8 +131,7 @@ impl Block {
         rotary: &Rotary,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let normed = rows.modulated(layer_norm(stream, None, self.epsilon)?, 0)?;
-        let normed = rounded(normed, stream.kind())?;
+        let normed = rows.modulated(stream.shallow_clone(), 0, (self.epsilon, stream.kind()))?;
         let attended = self
             .to_itself
             .forward(normed, None, Positions::Rotary(rotary), dropout)?;
@@ -146,10 +147,7 @@ impl Block {
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let normed = match &self.norm {
-            Some((weight, bias)) => {
-                let normed = layer_norm(&stream, Some((weight, bias)), self.epsilon)?;
-                rounded(normed, stream.kind())?
-            }
+            Some(affine) => layer_norm(&stream, affine, self.epsilon)?,
             None => stream.shallow_clone(),
         };
         let positions = Positions::KeyBias(bias);
@@ -165,8 +163,7 @@ impl Block {
         rows: &Modulation<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let normed = rows.modulated(layer_norm(&stream, None, self.epsilon)?, 3)?;
-        let normed = rounded(normed, stream.kind())?;
+        let normed = rows.modulated(stream.shallow_clone(), 3, (self.epsilon, stream.kind()))?;
         let inner = self.up.forward(&normed, dropout)?;
         drop(normed);
         let folded = inner.f_gelu("tanh")?;
@@ -182,15 +179,28 @@ fn rounded(tensor: Tensor, kind: Kind) -> Result<Tensor, Error> {
     to_kind(&tensor, kind)
 }
 
-/// Layer norm over the last dimension, in fp32.
-pub(super) fn layer_norm(
+/// Layer norm of `[batch, length, width]` over the last dimension, computed in fp32, in the type of `stream`.
+fn layer_norm(
     stream: &Tensor,
-    affine: Option<(&Tensor, &Tensor)>,
+    (weight, bias): &(Tensor, Tensor),
     epsilon: f64,
 ) -> Result<Tensor, Error> {
-    let width = stream.size().last().copied().unwrap_or(1);
-    let (weight, bias) = affine.unzip();
-    Ok(to_kind(stream, Kind::Float)?.f_layer_norm([width], weight, bias, epsilon, true)?)
+    let (batch, _, width) = stream.size3()?;
+    if fused::may_be_on(stream.device()) && !weight.requires_grad() && !bias.requires_grad() {
+        let shift = bias.f_expand([batch, 1, width], false)?;
+        let norm = RowNorm {
+            shift: Some(&shift),
+            is_centred: true,
+            ..RowNorm::new(stream, Some(weight), epsilon, stream.kind())
+        };
+        if let Some([normed, _]) = norm.by_kernel()? {
+            return Ok(normed);
+        }
+    }
+    let full = to_kind(stream, Kind::Float)?;
+    let normed = full.f_layer_norm([width], Some(weight), Some(bias), epsilon, true)?;
+    drop(full);
+    rounded(normed, stream.kind())
 }
 
 /// Rows of modulation: all tokens use the only row, or the first tokens use the first and the others the
@@ -202,29 +212,25 @@ pub(super) struct Modulation<'a> {
 }
 
 impl Modulation<'_> {
-    /// `input · (1 + row[part + 1]) + row[part]` in fp32, for `[batch, length, width]`.
-    pub(super) fn modulated(&self, input: Tensor, part: i64) -> Result<Tensor, Error> {
-        self.each([input], |[input], rows| {
-            let scale = rows.f_narrow(1, part + 1, 1)?.f_add_scalar(1.0)?;
-            let scaled = input.f_mul(&scale)?;
-            drop(input);
-            Ok(scaled.f_add(&rows.f_narrow(1, part, 1)?)?)
+    /// The layer norm of `stream`, `[batch, length, width]`, times `1 + row[part + 1]`, plus `row[part]`: computed in fp32, in
+    /// the type `kind`.
+    pub(super) fn modulated(
+        &self,
+        stream: Tensor,
+        part: i64,
+        (epsilon, kind): (f64, Kind),
+    ) -> Result<Tensor, Error> {
+        self.each([stream], |[stream], rows| {
+            let row = |part| rows.f_narrow(1, part, 1);
+            modulated_as(kind, &stream, (&row(part)?, &row(part + 1)?), epsilon)
         })
     }
 
     /// `stream + change · row[part]`, computed in fp32, in the type of `stream`.
     fn gated_sum(&self, stream: &Tensor, change: Tensor, part: i64) -> Result<Tensor, Error> {
-        let kind = stream.kind();
         self.each(
             [stream.shallow_clone(), change],
-            |[stream, change], rows| {
-                let change = rounded(change, Kind::Float)?;
-                let gated = change.f_mul(&rows.f_narrow(1, part, 1)?)?;
-                drop(change);
-                let sum = rounded(stream, Kind::Float)?.f_add(&gated)?;
-                drop(gated);
-                rounded(sum, kind)
-            },
+            |[stream, change], rows| gated(&stream, &rows.f_narrow(1, part, 1)?, change),
         )
     }
 

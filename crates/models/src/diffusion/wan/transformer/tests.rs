@@ -353,3 +353,37 @@ fn the_shapes_of_a_file_tell_its_config() {
         );
     }
 }
+
+/// Norms and rotations of a block, by kernels that are executed in the simulated device. Of so few numbers none may be
+/// rounded otherwise.
+#[cfg(unix)]
+#[test]
+fn kernels_compute_what_operators_do() {
+    use crate::fused::tests::{in_simulated_gpu, name_of};
+    use crate::fused::{Family, UseKernels, is_used, use_kernels};
+    in_simulated_gpu(name_of!(kernels_compute_what_operators_do), |executes| {
+        let expected = Expected::of(MODELS[0]);
+        let velocity = |how| {
+            use_kernels(how);
+            let half = How {
+                compute: Kind::BFloat16,
+                base: Base::Frozen(Kind::BFloat16),
+                ..FROZEN
+            };
+            let (model, _) = open(MODELS[0], half);
+            let latents = expected.get("latents").set_requires_grad(true);
+            let pass = Pass::Train { checkpoint: true };
+            let made = model.velocity(&latents, &expected.uniform(), &expected.text(), pass);
+            let made = made.unwrap();
+            torch_ext::backward(&made.square().sum(Kind::Float)).unwrap();
+            [made.detach(), latents.grad()]
+        };
+        let (theirs, ours) = (velocity(UseKernels::Off), velocity(UseKernels::Auto));
+        assert_eq!(is_used(Device::Cpu, Family::Norms), executes);
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            let largest = f64::try_from(theirs.abs().max()).unwrap();
+            let apart = difference(ours, theirs);
+            assert!(apart <= 0.02 * largest, "{apart} of {largest}");
+        }
+    });
+}
