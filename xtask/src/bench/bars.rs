@@ -14,6 +14,10 @@ const HEADER: u32 = 60;
 const FRAME: u32 = 56;
 const BAR: u32 = 10;
 const GAP: u32 = 8;
+/// Widths: what stands left of the bars, with and without names of subjects, and a letter of the legend.
+const NAMES: u32 = 170;
+const MARGIN: u32 = 8;
+const LETTER: usize = 7;
 
 /// A contender: its name in the legend and its colour.
 pub(super) struct Contender {
@@ -46,12 +50,11 @@ pub(super) fn draw(
         root.fill(&WHITE)?;
         let (header, body) = root.split_vertically(HEADER);
         legend(&header, title, contenders)?;
-        for (number, (area, panel)) in body
-            .split_evenly((1, panels.len()))
-            .iter()
-            .zip(panels)
-            .enumerate()
-        {
+        // The first panel has the names besides, so that all have bars of one length.
+        let each = (WIDTH + MARGIN - NAMES) / panels.len().max(1) as u32;
+        let ends = (1..panels.len() as u32).map(|number| (NAMES - MARGIN + number * each) as i32);
+        let areas = body.split_by_breakpoints(ends.collect::<Vec<_>>(), [0; 0]);
+        for (number, (area, panel)) in areas.iter().zip(panels).enumerate() {
             let names = if number == 0 { subjects } else { &[] };
             bars(area, panel, names, subjects.len(), contenders)?;
         }
@@ -65,11 +68,12 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 fn legend(area: &Area<'_>, title: &str, contenders: &[Contender]) -> Result<()> {
     let text = |size: u32| (FONT, size).into_font().color(&INK);
     area.draw(&Text::new(title, (16, 8), text(16)))?;
-    for (number, contender) in contenders.iter().enumerate() {
-        let left = 16 + 215 * number as i32;
+    let mut left = 16;
+    for contender in contenders {
         let mark = [(left, 36), (left + 12, 48)];
         area.draw(&Rectangle::new(mark, contender.colour.filled()))?;
         area.draw(&Text::new(contender.name, (left + 18, 37), text(12)))?;
+        left += (40 + LETTER * contender.name.chars().count()) as i32;
     }
     Ok(())
 }
@@ -88,7 +92,7 @@ fn bars(
         .caption(panel.title, text(13))
         .margin_right(64)
         .x_label_area_size(28)
-        .y_label_area_size(if names.is_empty() { 8 } else { 170 })
+        .y_label_area_size(if names.is_empty() { MARGIN } else { NAMES })
         // Rows run from the top down, each one unit high.
         .build_cartesian_2d(0.0..panel.end, rows as f64..0.0)?;
     chart
