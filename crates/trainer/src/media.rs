@@ -66,6 +66,9 @@ pub(crate) struct Problems {
 /// Maximum number of problems that are listed.
 const MAX_LISTED: usize = 20;
 
+const HEIC: &str =
+    "HEIC is not read; `heif-convert` or `magick mogrify -format png *.heic` converts it";
+
 impl Problems {
     /// Adds a problem.
     pub(crate) fn add(&mut self, problem: String) {

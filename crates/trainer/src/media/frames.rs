@@ -1,23 +1,21 @@
 //! Frames of any medium, at the model's frame rate by their time stamps, and at one size.
 
 use std::fs::File;
-use std::io::{BufReader, Cursor};
+use std::io::{BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use image::codecs::gif::GifDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::imageops::{self, FilterType};
-use image::{
-    AnimationDecoder, DynamicImage, Frames, GrayImage, ImageDecoder, ImageReader, RgbImage,
-};
+use image::{AnimationDecoder, DynamicImage, GrayImage, ImageDecoder, ImageReader, RgbImage};
 
 use tch::{Kind, Tensor};
 
 use super::buckets::Size;
 use super::clips::Span;
 use super::ffmpeg;
-use super::sources::Source;
+use super::sources::{Source, ending};
 use crate::Error;
 
 /// Properties of a medium.
@@ -186,14 +184,63 @@ pub(crate) fn picture_size(path: &Path) -> Result<Size, String> {
     })
 }
 
+/// What a file is by its first bytes: pictures of the web, and of telephones, often have the ending of another kind.
+enum Content {
+    Avif,
+    Gif,
+    Heic,
+    WebP,
+    /// What can be told apart by the library that reads it.
+    Other,
+}
+
+fn content(path: &Path) -> Result<Content, String> {
+    let mut start = Vec::new();
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let read = file.take(64).read_to_end(&mut start);
+    read.map_err(|error| error.to_string())?;
+    let has = |brands: &[u8], names: &[&[u8; 4]]| {
+        brands
+            .chunks_exact(4)
+            .any(|brand| names.iter().any(|name| brand == *name))
+    };
+    Ok(match &start[..] {
+        [b'G', b'I', b'F', b'8', ..] => Content::Gif,
+        [
+            b'R',
+            b'I',
+            b'F',
+            b'F',
+            _,
+            _,
+            _,
+            _,
+            b'W',
+            b'E',
+            b'B',
+            b'P',
+            ..,
+        ] => Content::WebP,
+        [_, _, _, _, b'f', b't', b'y', b'p', brands @ ..] => match brands {
+            brands if has(brands, &[b"avif", b"avis"]) => Content::Avif,
+            brands if has(brands, &[b"heic", b"heix", b"hevc", b"mif1", b"msf1"]) => Content::Heic,
+            _ => Content::Other,
+        },
+        // ffmpeg says what is wrong with it.
+        start if image::guess_format(start).is_err() && ending(path) == "avif" => Content::Avif,
+        _ => Content::Other,
+    })
+}
+
 fn decoder(path: &Path) -> Result<Box<dyn ImageDecoder>, String> {
-    let is_avif = path
-        .extension()
-        .is_some_and(|ending| ending.eq_ignore_ascii_case("avif"));
-    if is_avif {
-        refuse_hdr(path)?;
-        let png = PngDecoder::new(Cursor::new(ffmpeg::still(path)?));
-        return Ok(Box::new(png.map_err(|error| error.to_string())?));
+    match content(path)? {
+        Content::Avif => {
+            refuse_hdr(path)?;
+            let png = PngDecoder::new(Cursor::new(ffmpeg::still(path)?));
+            return Ok(Box::new(png.map_err(|error| error.to_string())?));
+        }
+        Content::Heic => return Err(super::HEIC.into()),
+        _ => {}
     }
     let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format);
     let reader = reader.map_err(|error| error.to_string())?;
@@ -306,19 +353,18 @@ fn moving(path: &Path, look: FrameVisitor<'_>) -> Result<(Size, Vec<f64>), Strin
     let open = || File::open(path).map(BufReader::new);
     let file = open().map_err(|error| error.to_string())?;
     let wrong = |error: image::ImageError| error.to_string();
-    let is_gif = path
-        .extension()
-        .is_some_and(|ending| ending.eq_ignore_ascii_case("gif"));
-    let frames: Frames<'_> = if is_gif {
-        GifDecoder::new(file).map_err(wrong)?.into_frames()
-    } else {
-        let decoder = WebPDecoder::new(file).map_err(wrong)?;
-        if !decoder.has_animation() {
-            let picture = DynamicImage::from(picture(path)?);
-            look(0, &picture)?;
-            return Ok(((picture.width(), picture.height()), vec![0.0]));
+    let moves = match content(path)? {
+        Content::Gif => Some(GifDecoder::new(file).map_err(wrong)?.into_frames()),
+        Content::WebP => {
+            let decoder = WebPDecoder::new(file).map_err(wrong)?;
+            decoder.has_animation().then(|| decoder.into_frames())
         }
-        decoder.into_frames()
+        _ => None,
+    };
+    let Some(frames) = moves else {
+        let picture = DynamicImage::from(picture(path)?);
+        look(0, &picture)?;
+        return Ok(((picture.width(), picture.height()), vec![0.0]));
     };
     let (mut size, mut delays) = (None, Vec::new());
     for (index, frame) in frames.enumerate() {

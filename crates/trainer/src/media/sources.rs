@@ -77,13 +77,11 @@ impl Source {
 }
 
 /// What to do with a picture of a kind that nothing here decodes.
-fn converted(path: &Path) -> &'static str {
+fn converted(path: &Path) -> Option<&'static str> {
     match ending(path).as_str() {
-        "heic" | "heif" => {
-            ": HEIC is not read; `heif-convert` or `magick mogrify -format png *.heic` converts it"
-        }
-        "jxl" => ": JPEG XL is not read; `djxl IN OUT.png` converts it",
-        _ => "",
+        "heic" | "heif" => Some(super::HEIC),
+        "jxl" => Some("JPEG XL is not read; `djxl IN OUT.png` converts it"),
+        _ => None,
     }
 }
 
@@ -301,7 +299,10 @@ fn in_folder(
                     .map_err(Error::Data)?;
                 sources.push(source);
             }
-            None => others.add(format!("`{name}`{}", converted(&path))),
+            None => others.add(match converted(&path) {
+                Some(how) => format!("`{name}`: {how}"),
+                None => format!("`{name}`"),
+            }),
         }
     }
     others.warn(&format!(

@@ -172,6 +172,35 @@ fn tiff_and_avif_are_pictures() {
     );
 }
 
+/// Pictures of the web and of telephones often have the ending of another kind.
+#[test]
+fn what_a_file_has_decides_and_not_its_ending() {
+    let folder = tempfile::tempdir().unwrap();
+    let named = |name: &str| folder.path().join(name);
+    plain(20, 10, 77).save(named("a.png")).unwrap();
+    for name in ["a.webp", "a.gif", "a.jpg", "a.avif"] {
+        std::fs::copy(named("a.png"), named(name)).unwrap();
+        let source = Source::of(&named(name)).unwrap().unwrap();
+        let found = shape(&source, 16.0).unwrap();
+        assert_eq!((found.size, found.still), ((20, 10), true), "{name}");
+        let span = Span {
+            start: 0,
+            frames: 1,
+        };
+        assert_eq!(levels(&source, 16.0, span), [77], "{name}");
+    }
+    let Source::Moving(path) = gif(folder.path(), &[(10, 500), (100, 100)]) else {
+        unreachable!("it moves");
+    };
+    std::fs::rename(path, named("b.webp")).unwrap();
+    let source = Source::of(&named("b.webp")).unwrap().unwrap();
+    assert_eq!(shape(&source, 10.0).unwrap().frames, 6);
+    let heic = named("c.jpg");
+    std::fs::write(&heic, b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic").unwrap();
+    let refused = shape(&Source::Image(heic), 16.0).unwrap_err();
+    assert!(refused.starts_with("HEIC is not read"), "{refused}");
+}
+
 #[test]
 fn a_picture_of_which_the_end_is_missing_is_refused() {
     let folder = tempfile::tempdir().unwrap();
