@@ -19,7 +19,8 @@ use trainer::Config;
 
 use self::kept::{Kept, Setting};
 use self::trial::{Measured, Trials};
-use super::{config_report, timings};
+use super::config_report;
+use super::timings::measured;
 
 /// Find the settings with which the steps of a config are fastest on this machine
 ///
@@ -114,12 +115,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         noise,
         rows: &rows,
         best_tokens_per_second: best.speed,
-        timings: match trainer::device::choose(&config.device)? {
-            device if trainer::device::gpu_index(device).is_some() => {
-                timings::measured(&config.device)?
-            }
-            _ => Vec::new(),
-        },
+        timings: timings(&config.device),
         file,
     };
     output::print(&match json {
@@ -127,6 +123,19 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         false => table(&report),
     })?;
     Ok(Outcome::Fine)
+}
+
+/// How long what a step is made of takes, on a GPU. The settings are found by now: a failure here is told and loses none.
+fn timings(device: &str) -> Vec<Timing> {
+    let chosen = trainer::device::choose(device);
+    if !chosen.is_ok_and(|device| trainer::device::gpu_index(device).is_some()) {
+        return Vec::new();
+    }
+    measured(device).unwrap_or_else(|failure| {
+        let (Failure::Usage(error) | Failure::Job(error)) = failure;
+        tracing::warn!("what a step is made of was not timed: {error:#}");
+        Vec::new()
+    })
 }
 
 /// Tries a setting beside those that are chosen already; `None` if it excludes itself with one of them.

@@ -124,40 +124,11 @@ fn a_message_on_stderr_is_explained() {
     );
 }
 
-#[test]
-fn without_a_gpu_it_says_what_it_could_not_test() {
+/// The exit code, what is printed, and the report, where each check answers this.
+fn reported(answer: &str) -> (Option<i32>, String, Value) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("python");
-    std::fs::write(
-        &path,
-        "#!/bin/sh\necho '{\"verdict\": \"error\", \"detail\": \"torch sees no GPU\"}'\n",
-    )
-    .expect("a script");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
-    let report = folder.path().join("probe.json");
-    let output = surefoot()
-        .args(["probe", "--python"])
-        .arg(&path)
-        .arg("--report")
-        .arg(&report)
-        .output()
-        .expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        text.contains("not tested: copy-small, copy-image"),
-        "{text}"
-    );
-    let json: Value =
-        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
-    assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(17));
-}
-
-#[test]
-fn a_report_says_why_nothing_was_timed() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("python");
-    std::fs::write(&path, "#!/bin/sh\necho '{\"verdict\": \"ok\"}'\n").expect("a script");
+    std::fs::write(&path, format!("#!/bin/sh\necho '{answer}'\n")).expect("a script");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
     let report = folder.path().join("probe.json");
     let output = surefoot()
@@ -168,9 +139,26 @@ fn a_report_says_why_nothing_was_timed() {
         .arg(&report)
         .output()
         .expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let json: Value =
-        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let json = std::fs::read_to_string(&report).expect("a report");
+    let json = serde_json::from_str(&json).expect("JSON");
+    (output.status.code(), text, json)
+}
+
+#[test]
+fn without_a_gpu_it_says_what_it_could_not_test() {
+    let (code, text, json) = reported(r#"{"verdict": "error", "detail": "torch sees no GPU"}"#);
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains("not tested: copy-small, copy-image"),
+        "{text}"
+    );
+    assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(17));
+}
+
+#[test]
+fn a_report_says_why_nothing_was_timed() {
+    let (_, text, json) = reported(r#"{"verdict": "ok"}"#);
     let why = json["not_timed"].as_str().expect(&text);
     assert!(why.contains("sees no GPU"), "{why}");
     assert!(text.contains(&format!("not timed: {why}")), "{text}");
