@@ -9,7 +9,6 @@ pub mod link;
 pub mod live;
 pub mod notify;
 pub mod output;
-pub mod timings;
 pub mod unsafe_gpu;
 #[cfg(windows)]
 pub mod windows;

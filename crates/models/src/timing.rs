@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
+use platform::timings::Timing;
 use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex};
 
@@ -12,23 +12,6 @@ use crate::fused::{
     Angles, Family, RowNorm, TurnedHeads, UseKernels, chosen, is_used, numbers, use_kernels,
 };
 use crate::quant::Nf4;
-
-/// One thing, done in one way.
-#[derive(Debug, Serialize)]
-pub struct Timing {
-    /// What is computed.
-    pub what: &'static str,
-    /// By what.
-    pub way: &'static str,
-    /// The median of rounds of several calls.
-    pub microseconds: f64,
-    /// What it has to read and to write, whichever the way; `None` where arithmetic takes the time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<i64>,
-    /// Floating-point operations, where these take the time.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub flops: Option<i64>,
-}
 
 const ROUNDS: usize = 5;
 const CALLS: u32 = 8;
@@ -145,8 +128,8 @@ impl Clock {
             let left = rows.f_view([tokens, width])?.f_to_kind(kind)?;
             let right = numbers(&[width, width], (kind, self.device))?;
             Ok(Timing {
-                what: "a matrix product",
-                way,
+                what: "a matrix product".into(),
+                way: way.into(),
                 microseconds: self.median(|| Ok(left.f_matmul(&right)?))?,
                 bytes: None,
                 flops: Some(2 * tokens * width * width),
@@ -189,10 +172,10 @@ impl Clock {
                 })
             })?;
             Ok(Timing {
-                what: "causal attention and its gradients",
+                what: "causal attention and its gradients".into(),
                 way: match is_one_call {
-                    true => "PyTorch's choice",
-                    false => "scores written down",
+                    true => "PyTorch's choice".into(),
+                    false => "scores written down".into(),
                 },
                 microseconds,
                 bytes: None,
@@ -209,9 +192,9 @@ impl Clock {
         family: Family,
         work: impl Fn() -> Result<(), Error>,
     ) -> Result<Vec<Timing>, Error> {
-        let timing = |way, microseconds| Timing {
-            what,
-            way,
+        let timing = |way: &'static str, microseconds| Timing {
+            what: what.into(),
+            way: way.into(),
             microseconds,
             bytes: Some(bytes),
             flops: None,
@@ -244,7 +227,7 @@ mod tests {
             let of = timings
                 .iter()
                 .filter(|timing| timing.what.starts_with(what));
-            of.map(|timing| timing.way).collect()
+            of.map(|timing| &*timing.way).collect()
         };
         assert_eq!(ways("a matrix"), ["in bf16", "in fp32"]);
         assert_eq!(ways("causal"), ["PyTorch's choice", "scores written down"]);

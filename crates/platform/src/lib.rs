@@ -36,6 +36,7 @@ pub mod requests;
 pub mod rocm_libraries;
 pub mod snapshot;
 pub mod source;
+pub mod timings;
 pub mod wheels;
 pub mod windows_source;
 

@@ -1,7 +1,7 @@
 //! Which device a run uses, and how to say so.
 
-use models::timing::Timing;
 use placement::{Policy, Verify};
+use platform::timings::Timing;
 use tch::{Cuda, Device};
 
 use crate::Error;

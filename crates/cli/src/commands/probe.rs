@@ -19,6 +19,7 @@ use doctor::needs::Need;
 use doctor::probe_cache;
 use doctor::wan;
 use platform::Machine;
+use platform::timings::{Timing, table};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -27,7 +28,6 @@ use std::time::Duration;
 use surefoot_cli::cache;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
-use surefoot_cli::timings::{Timing, table};
 
 /// Test whether this GPU computes correctly, each check in its own process
 ///

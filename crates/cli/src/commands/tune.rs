@@ -11,16 +11,15 @@ pub(crate) mod trial;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use platform::timings::{Timing, table as table_of_timings};
 use serde::Serialize;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
-use surefoot_cli::timings::{Timing, table as table_of_timings};
 use trainer::Config;
 
 use self::kept::{Kept, Setting};
 use self::trial::{Measured, Trials};
 use super::config_report;
-use super::timings::measured;
 
 /// Find the settings with which the steps of a config are fastest on this machine
 ///
@@ -131,9 +130,8 @@ fn timings(device: &str) -> Vec<Timing> {
     if !chosen.is_ok_and(|device| trainer::device::gpu_index(device).is_some()) {
         return Vec::new();
     }
-    measured(device).unwrap_or_else(|failure| {
-        let (Failure::Usage(error) | Failure::Job(error)) = failure;
-        tracing::warn!("what a step is made of was not timed: {error:#}");
+    trainer::device::timings(device).unwrap_or_else(|error| {
+        tracing::warn!("what a step is made of was not timed: {error}");
         Vec::new()
     })
 }
